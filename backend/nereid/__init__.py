@@ -1,0 +1,1 @@
+"""Nereid: a language-model engine for NVIDIA Triton Inference Server."""

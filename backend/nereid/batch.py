@@ -1,0 +1,81 @@
+"""Plain data between the scheduler, the executor and the model runner: ints and tuples only, picklable.
+
+A plan (`SchedulerOutput`) sends a request's prompt and sampling parameters once, in the step that first schedules it;
+afterwards only what changed. The executor keeps the tokens; the plan carries counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nereid.request import SamplingParams
+
+BlockIds = tuple[tuple[int, ...], ...]  # block ids by KV cache group
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """A request that the executor has not seen yet."""
+
+    request_id: int
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """The share of one request in a step: tokens [num_computed_tokens, num_computed_tokens + num_scheduled_tokens).
+
+    new_block_ids: block ids appended to its block table, by group.  restarted: the table is emptied first (a request
+    that comes back from preemption).  samples: the last of its tokens is scheduled, so that a new one is drawn.
+    """
+
+    request_id: int
+    num_computed_tokens: int
+    num_scheduled_tokens: int
+    new_block_ids: BlockIds
+    restarted: bool
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """The plan of one step. finished_ids: requests that the executor forgets before the step."""
+
+    step: int
+    new_requests: tuple[NewRequest, ...]
+    scheduled: tuple[ScheduledRequest, ...]
+    finished_ids: tuple[int, ...]
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        return sum(row.num_scheduled_tokens for row in self.scheduled)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A drawn token. error: why none could be drawn (the id is then -1)."""
+
+    request_id: int
+    token_id: int
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step drew: one entry for each scheduled request that samples."""
+
+    step: int
+    sampled: tuple[SampledToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What an executor has room for, known once it has started.
+
+    num_blocks counts the null block.  bytes_per_block is for all layers.  group_block_sizes: tokens a block, by group.
+    """
+
+    num_blocks: int
+    bytes_per_block: int
+    group_block_sizes: tuple[int, ...]

@@ -1,0 +1,43 @@
+"""build_engine: everything an engine is made of, put together from one configuration."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from nereid.batch import Capacity
+from nereid.config import EngineConfig
+from nereid.engine import Emit, Engine
+from nereid.executor import LocalExecutor
+from nereid.model_config import ModelConfig
+from nereid.model_runner import ModelRunner
+from nereid.models.source import resolve
+from nereid.tokenization.tokenizer import Tokenizer
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """A started engine and what its surroundings need to know."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    model_config: ModelConfig
+    capacity: Capacity
+
+
+def build_engine(config: EngineConfig, base: Path, emit: Emit) -> BuiltEngine:
+    """Load the model of `config` and start an engine on it.
+
+    base: what a relative model directory is relative to.  Raises ConfigError or ModelLoadError.
+    """
+    directory = resolve(config.model, base)
+    model_config = ModelConfig.load(directory)
+    tokenizer = Tokenizer(directory)
+    executor = LocalExecutor(lambda: ModelRunner(directory, config, model_config))
+    engine = Engine(config, model_config, tokenizer, executor, emit)
+    capacity = engine.start()
+    _LOG.info("ready: at most %d tokens a request, %d requests at once", engine.max_model_len, config.max_num_seqs)
+    return BuiltEngine(engine, tokenizer, model_config, capacity)

@@ -1,0 +1,117 @@
+"""The exception tree: every error that Nereid raises on purpose, each with the code a client sees.
+
+    NereidError
+    |-- ConfigError             INVALID_ARGUMENT   a setting of the deployment is wrong
+    |-- ModelLoadError          INVALID_ARGUMENT   the model's files are missing, damaged or not supported
+    |-- RequestError            ends one request and no other
+    |   |-- InvalidRequestError     INVALID_ARGUMENT   names the field, its value and what is allowed
+    |   |-- QueueFullError          UNAVAILABLE        the waiting queue is at its limit
+    |   |-- QueueTimeoutError       UNAVAILABLE        waited too long to be scheduled
+    |   |-- RequestCancelledError   CANCELLED          the client cancelled or left
+    |   `-- NumericsError           INTERNAL           the model gave NaN for this request
+    `-- EngineError             ends every request
+        |-- EngineDeadError         UNAVAILABLE        the loop thread or the executor died
+        |-- EngineStoppedError      UNAVAILABLE        the engine is draining or has stopped
+        `-- ExecutorError           INTERNAL           a step failed behind the executor seam
+
+Nothing here imports anything of Nereid; anything of Nereid may import this.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import ClassVar
+
+_VALUE_CHARS = 120
+
+
+class ErrorCode(Enum):
+    """Triton's error codes, by the names that its Python backend gives them."""
+
+    INVALID_ARGUMENT = "INVALID_ARG"
+    UNAVAILABLE = "UNAVAILABLE"
+    CANCELLED = "CANCELLED"
+    INTERNAL = "INTERNAL"
+
+
+class NereidError(Exception):
+    """Root of the tree. `code` is what the server answers with."""
+
+    code: ClassVar[ErrorCode] = ErrorCode.INTERNAL
+
+
+class ConfigError(NereidError):
+    """A setting is unknown, of the wrong type or out of range."""
+
+    code = ErrorCode.INVALID_ARGUMENT
+
+
+class ModelLoadError(NereidError):
+    """The model cannot be loaded; the message names the file or the setting."""
+
+    code = ErrorCode.INVALID_ARGUMENT
+
+
+class RequestError(NereidError):
+    """Ends one request; its batch mates never notice."""
+
+
+class InvalidRequestError(RequestError):
+    """A request asks for what cannot be done."""
+
+    code = ErrorCode.INVALID_ARGUMENT
+
+    @classmethod
+    def of_field(cls, field: str, value: object, allowed: str) -> InvalidRequestError:
+        """The error in the one form that all field errors have: field, value (shortened), what is allowed."""
+        return cls(f"{field}: got {shorten(value)}; allowed: {allowed}")
+
+
+class QueueFullError(RequestError):
+    """The waiting queue is at `max_queue_size`."""
+
+    code = ErrorCode.UNAVAILABLE
+
+
+class QueueTimeoutError(RequestError):
+    """The request was not scheduled within `queue_timeout_ms`."""
+
+    code = ErrorCode.UNAVAILABLE
+
+
+class RequestCancelledError(RequestError):
+    """The client cancelled the request, or is gone."""
+
+    code = ErrorCode.CANCELLED
+
+
+class NumericsError(RequestError):
+    """The model's logits for this request hold NaN."""
+
+
+class EngineError(NereidError):
+    """Ends every request, present and later."""
+
+    code = ErrorCode.UNAVAILABLE
+
+
+class EngineDeadError(EngineError):
+    """The engine cannot go on; the server must load the model again."""
+
+
+class EngineStoppedError(EngineError):
+    """The engine takes no more requests, or stopped before this one was done."""
+
+
+class ExecutorError(EngineError):
+    """A step failed or ran past its deadline; the executor is not used again."""
+
+    code = ErrorCode.INTERNAL
+
+
+def shorten(value: object, limit: int = _VALUE_CHARS) -> str:
+    """`repr(value)` cut to about `limit` characters, safe to send (no lone surrogates, no megabytes)."""
+    if isinstance(value, (str, bytes)):
+        value = value[: limit + 1]
+    text = repr(value).encode("utf-8", "backslashreplace").decode("utf-8")
+    return text if len(text) <= limit else text[:limit] + "..."

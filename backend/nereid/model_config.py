@@ -1,0 +1,116 @@
+"""ModelConfig: what a Hugging Face directory says of its model, read right or refused. Frozen.
+
+Owns the reading of config.json and generation_config.json; nothing else in Nereid opens them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nereid.errors import ModelLoadError, shorten
+
+SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM",)
+_DEFAULT_ROPE_THETA = 10_000.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Sizes of a decoder-only model. Lengths are in tokens, sizes in elements."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+
+    @classmethod
+    def load(cls, directory: Path) -> ModelConfig:
+        """Read `directory`. Raises ModelLoadError, which names the file and the key."""
+        path = directory / "config.json"
+        raw = _read_json(path)
+        if raw is None:
+            raise ModelLoadError(f"{path}: no such file")
+        try:
+            return cls.from_mapping(raw, _read_json(directory / "generation_config.json") or {})
+        except KeyError as error:
+            raise ModelLoadError(f"{path}: key {error} is missing") from error
+        except (TypeError, ValueError) as error:
+            raise ModelLoadError(f"{path}: {error}") from error
+
+    @classmethod
+    def from_mapping(cls, raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
+        """The configuration in config.json's and generation_config.json's objects."""
+        architecture = (raw.get("architectures") or [None])[0]
+        if architecture not in SUPPORTED_ARCHITECTURES:
+            supported = ", ".join(SUPPORTED_ARCHITECTURES)
+            raise ModelLoadError(f"architecture {shorten(architecture)} is not supported; supported: {supported}")
+        _refuse_unsupported(raw)
+        heads = int(raw["num_attention_heads"])
+        return cls(
+            architecture=architecture,
+            vocab_size=int(raw["vocab_size"]),
+            hidden_size=int(raw["hidden_size"]),
+            intermediate_size=int(raw["intermediate_size"]),
+            num_layers=int(raw["num_hidden_layers"]),
+            num_heads=heads,
+            num_kv_heads=int(raw.get("num_key_value_heads") or heads),
+            head_dim=int(raw.get("head_dim") or int(raw["hidden_size"]) // heads),
+            rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+            rope_theta=_rope_theta(raw),
+            max_position_embeddings=int(raw.get("max_position_embeddings", 2048)),
+            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            eos_token_ids=tuple(sorted({*_ids(raw.get("eos_token_id")), *_ids(generation.get("eos_token_id"))})),
+            bos_token_id=next(iter(_ids(raw.get("bos_token_id"))), None),
+        )
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path}: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path}: must hold a JSON object")
+    return value
+
+
+def _ids(value: int | list[int] | None) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return (int(value),) if isinstance(value, int) else tuple(int(v) for v in value)
+
+
+def _rope_theta(raw: Mapping[str, Any]) -> float:
+    # transformers 5 moved rope_theta into rope_parameters.
+    return float((raw.get("rope_parameters") or raw).get("rope_theta") or _DEFAULT_ROPE_THETA)
+
+
+def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
+    """Refuse what would load and then compute something else."""
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    refusals = {
+        "rope type": (rope_type, ("default",)),
+        "hidden_act": (raw.get("hidden_act", "silu"), ("silu",)),
+        "attention_bias": (raw.get("attention_bias", False), (False,)),
+        "mlp_bias": (raw.get("mlp_bias", False), (False,)),
+        "quantization_config": (raw.get("quantization_config"), (None,)),
+    }
+    for name, (value, allowed) in refusals.items():
+        if value not in allowed:
+            raise ModelLoadError(f"{name} {shorten(value)} is not supported; supported: {allowed[0]}")

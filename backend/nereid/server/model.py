@@ -1,0 +1,79 @@
+"""TritonPythonModel: what the server's Python backend calls. Each `1/model.py` is an import of this class.
+
+Heavy imports wait for `initialize`: the server runs `auto_complete_config` in a process of its own first.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nereid.server.tensors import INPUTS, OUTPUTS
+
+if TYPE_CHECKING:
+    from nereid.server.service import Service
+
+SETTINGS_FILE = "model.json"
+
+
+class TritonPythonModel:
+    """One instance of a model."""
+
+    @staticmethod
+    def auto_complete_config(config: Any) -> Any:
+        """Supply every tensor, so that a config.pbtxt may leave them out; what it says itself stays."""
+        said = config.as_dict()
+        known = {tensor["name"] for tensor in (*said.get("input", ()), *said.get("output", ()))}
+        for spec in INPUTS:
+            if spec.name not in known:
+                config.add_input(spec.as_config(optional=True))
+        for spec in OUTPUTS:
+            if spec.name not in known:
+                config.add_output(spec.as_config(optional=False))
+        config.set_max_batch_size(0)
+        if "model_transaction_policy" not in said:
+            config.set_model_transaction_policy({"decoupled": True})
+        return config
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the model. An error here is the reason that the server shows for a model that did not load."""
+        from nereid.config import EngineConfig
+        from nereid.server.service import Service
+        from nereid.server.triton_io import to_failure
+
+        _log_to_stderr(args["model_name"])
+        folder = Path(args["model_repository"]) / args["model_version"]
+        policy = json.loads(args["model_config"]).get("model_transaction_policy", {})
+        self._service: Service = Service(
+            EngineConfig.load(folder / SETTINGS_FILE),
+            folder,
+            decoupled=bool(policy.get("decoupled", False)),
+            to_failure=to_failure,
+        )
+
+    def execute(self, requests: list[Any]) -> None:
+        """Take requests and return at once; every answer goes by the request's response sender."""
+        from nereid.server.triton_io import TritonReplyChannel, read_request, to_failure
+
+        for request in requests:
+            channel = TritonReplyChannel(request)
+            try:
+                self._service.accept(read_request(request), channel)
+            except Exception as error:  # this request's alone
+                channel.fail(to_failure(error))
+
+    def is_ready(self) -> bool:
+        """Asked by newer servers; 2.51 does not ask."""
+        return self._service.engine.alive
+
+    def finalize(self) -> None:
+        """Drain and free everything."""
+        self._service.close()
+        del self._service
+
+
+def _log_to_stderr(model_name: str) -> None:
+    # The server passes its stub's stderr on; basicConfig does nothing where logging is set up already.
+    logging.basicConfig(format=f"%(asctime)s {model_name} %(levelname)s %(name)s: %(message)s", level=logging.INFO)

@@ -1,0 +1,156 @@
+"""ResponseStream: outputs of the engine -> responses of the server. Owns a mailbox for each request and the one thread
+that sends.
+
+The engine's thread only puts outputs into a queue. Where the sender falls behind, what has piled up for a request is
+merged into one response, so that slow clients never slow the engine. Invariants: exactly one final response a request,
+on its last data; nothing is sent after it; a request whose client is gone is cancelled in the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from nereid.request import RequestFailure, RequestOutput
+from nereid.server.request_parser import ReplyOptions
+
+_LOG = logging.getLogger(__name__)
+_POLL_INTERVAL_S = 0.05
+_POLL_COST_S = 30e-6  # of one `cancelled`, measured
+_POLL_SHARE = 0.02  # of this thread's time at most
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The values of one response; None leaves the tensor out."""
+
+    text_output: str
+    finish_reason: str | None
+    num_input_tokens: int | None
+    num_output_tokens: int | None
+
+
+class ReplyChannel(Protocol):
+    """The server's side of one request."""
+
+    def send(self, reply: Reply, *, final: bool) -> None: ...
+
+    def fail(self, failure: RequestFailure) -> None:
+        """Send an error as the final response."""
+        ...
+
+    def cancelled(self) -> bool:
+        """Whether the client cancelled or left."""
+        ...
+
+
+@dataclass(slots=True)
+class _Mailbox:
+    channel: ReplyChannel
+    options: ReplyOptions
+    pending: RequestOutput | None = None
+
+    def put(self, output: RequestOutput) -> None:
+        self.pending = output if self.pending is None else self.pending.merge(output)
+
+    def take_ready(self) -> RequestOutput | None:
+        """What can be sent now: the end, or new text of a stream."""
+        pending = self.pending
+        if pending is None or not (pending.finished or (self.options.stream and pending.text)):
+            return None
+        self.pending = None
+        return pending
+
+
+class ResponseStream:
+    """One a model. `emit` is the engine's; `register` comes before the request's submission."""
+
+    def __init__(self, cancel: Callable[[int], None]) -> None:
+        """cancel: ends a request, by id, in the engine."""
+        self._cancel = cancel
+        self._queue: queue.SimpleQueue[tuple[RequestOutput, ...] | None] = queue.SimpleQueue()
+        self._mailboxes: dict[int, _Mailbox] = {}
+        self._next_poll = 0.0
+        self._thread = threading.Thread(target=self._loop, name="nereid-sender", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def register(self, request_id: int, channel: ReplyChannel, options: ReplyOptions) -> None:
+        """Make a mailbox; its channel is let go with the final response."""
+        self._mailboxes[request_id] = _Mailbox(channel, options)
+
+    def emit(self, outputs: tuple[RequestOutput, ...]) -> None:
+        """Take outputs; never blocks."""
+        self._queue.put(outputs)
+
+    def close(self, timeout_s: float) -> None:
+        """Send what is there, then end the thread."""
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+
+    def _loop(self) -> None:
+        while self._collect():
+            try:
+                self._flush()
+                self._poll()
+            except Exception:  # this thread serves all requests: nothing may end it
+                _LOG.exception("the sender met an error")
+
+    def _collect(self) -> bool:
+        """Wait for outputs, and put all that are there into their mailboxes. False once closed."""
+        try:
+            outputs = self._queue.get(timeout=_POLL_INTERVAL_S)
+            while outputs is not None:
+                for output in outputs:
+                    if mailbox := self._mailboxes.get(output.request_id):
+                        mailbox.put(output)
+                outputs = self._queue.get_nowait()
+            self._flush()
+            return False
+        except queue.Empty:
+            return True
+
+    def _flush(self) -> None:
+        for request_id, mailbox in list(self._mailboxes.items()):
+            if output := mailbox.take_ready():
+                self._send(request_id, mailbox, output)
+
+    def _send(self, request_id: int, mailbox: _Mailbox, output: RequestOutput) -> None:
+        if output.finished:
+            del self._mailboxes[request_id]
+        try:
+            if output.failure is not None:
+                mailbox.channel.fail(output.failure)
+            else:
+                mailbox.channel.send(make_reply(output, mailbox.options), final=output.finished)
+        except Exception:
+            _LOG.warning("request %d: its response could not be sent", request_id, exc_info=True)
+            self._cancel(request_id)
+
+    def _poll(self) -> None:
+        """Cancel what clients have left, at a rate that costs a bounded share of this thread."""
+        now = time.monotonic()
+        if now < self._next_poll:
+            return
+        mailboxes = list(self._mailboxes.items())
+        for request_id, mailbox in mailboxes:
+            if mailbox.channel.cancelled():
+                self._cancel(request_id)
+        self._next_poll = now + max(_POLL_INTERVAL_S, len(mailboxes) * _POLL_COST_S / _POLL_SHARE)
+
+
+def make_reply(output: RequestOutput, options: ReplyOptions) -> Reply:
+    """The response that shows `output` as the request wants it."""
+    reason = output.finish_reason.value if output.finish_reason else "None"  # "None" as in the vLLM backend
+    return Reply(
+        options.prefix + output.text,
+        reason if options.return_finish_reason else None,
+        options.num_input_tokens if options.return_num_input_tokens else None,
+        output.num_new_tokens if options.return_num_output_tokens else None,
+    )

@@ -1,0 +1,51 @@
+"""Detokenizer: the text that a request's tokens have made certain so far. One object a request.
+
+A token may end inside a character; the character is given out once it is whole. Invariant: the texts given out,
+joined, are what the full sequence decodes to after its prompt.
+"""
+
+from __future__ import annotations
+
+from os.path import commonprefix
+
+from nereid.tokenization.tokenizer import Tokenizer
+
+_INCOMPLETE = "\ufffd"  # how the bytes of an incomplete character decode, at the end of a text
+# A token's text depends on at most a few before it: a character has four bytes, and some tokenizers
+# show the space before a word only where something stands before it.
+_CONTEXT_TOKENS = 8
+_LONGEST_WINDOW = 32
+
+
+class Detokenizer:
+    """Decodes a window over the last tokens, so that a token costs the same at any length."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: tuple[int, ...]) -> None:
+        self._tokenizer = tokenizer
+        self._window = [i for i in prompt_token_ids[-_CONTEXT_TOKENS:] if tokenizer.is_shown(i)]
+        self._shown = tokenizer.decode(self._window)  # how much of the window's text is the prompt's or given out
+
+    def append(self, token_id: int) -> str:
+        """The text that this token makes certain; empty while a character is incomplete."""
+        if not self._tokenizer.is_shown(token_id):
+            return ""
+        self._window.append(token_id)
+        text = self._tokenizer.decode(self._window)
+        new = self._give_out(text, text.removesuffix(_INCOMPLETE))
+        if len(self._window) > _LONGEST_WINDOW:
+            del self._window[:-_CONTEXT_TOKENS]
+            self._shown = self._tokenizer.decode(self._window).removesuffix(_INCOMPLETE)
+        return new
+
+    def flush(self) -> str:
+        """What is still held back, shown as it is: an incomplete character becomes U+FFFD."""
+        text = self._tokenizer.decode(self._window)
+        return self._give_out(text, text)
+
+    def _give_out(self, text: str, certain: str) -> str:
+        # Where the prompt ended inside a character, its U+FFFD gives way to the whole character: the common prefix.
+        start = len(self._shown) if text.startswith(self._shown) else len(commonprefix((self._shown, text)))
+        if len(certain) <= start:
+            return ""
+        self._shown = certain
+        return certain[start:]

@@ -1,0 +1,57 @@
+"""Tokenizer: text to token ids and back, for any thread. Owns the `tokenizers` object.
+
+Invariant: the object is never changed after loading. Changing truncation or padding while another thread encodes is
+what makes a fast tokenizer raise "Already borrowed"; both are switched off here once, and nothing can switch them on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import tokenizers
+
+from nereid.errors import InvalidRequestError, ModelLoadError
+
+
+class Tokenizer:
+    """A `tokenizer.json`, read once."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises ModelLoadError where `directory` holds no tokenizer.json that can be read."""
+        path = directory / "tokenizer.json"
+        try:
+            tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception
+            raise ModelLoadError(f"{path}: {error}") from error
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self._longest_token = max(map(len, tokenizer.get_vocab()), default=1)
+        self._control_ids = frozenset(
+            token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        )
+
+    @property
+    def longest_token(self) -> int:
+        """Most characters that one token stands for: a text of n tokens is never longer than n times this."""
+        return self._longest_token
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids, with what the tokenizer's own template adds (a BOS where the model has one).
+
+        The spelling of a control token in `text` becomes that token: text is taken as a finished prompt.
+        Raises InvalidRequestError for text that is not Unicode (lone surrogates).
+        """
+        try:
+            return tuple(self._tokenizer.encode(text).ids)
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError.of_field("text_input", text, "Unicode text without lone surrogates") from error
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of `token_ids`, control tokens left out; ids that name no token give no text."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=True)
+
+    def is_shown(self, token_id: int) -> bool:
+        """Whether the id can give text: it is no control token, and names a token at all."""
+        return token_id not in self._control_ids and self._tokenizer.id_to_token(token_id) is not None
