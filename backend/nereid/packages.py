@@ -6,6 +6,7 @@ in a log file that an error names.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -85,19 +86,17 @@ def _watch(pip: subprocess.Popen[bytes], download: Path, report: Callable[[int],
         time.sleep(_POLL_S)
         if time.monotonic() - reported >= _REPORT_S:
             reported = time.monotonic()
-            report(_size(download) // _MIB)
+            report(_largest(download) // _MIB)
     return status
 
 
-def _size(folder: Path) -> int:
-    """Bytes under `folder`, which another process is changing."""
-    total = 0
+def _largest(folder: Path) -> int:
+    """Bytes of the largest file under `folder`, which another process is changing."""
+    largest = 0
     for path in folder.rglob("*"):
-        try:
-            total += path.lstat().st_size
-        except FileNotFoundError:
-            continue
-    return total
+        with contextlib.suppress(FileNotFoundError):
+            largest = max(largest, path.lstat().st_size)
+    return largest
 
 
 def _reason(log: Path, folder: Path) -> str:

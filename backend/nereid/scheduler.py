@@ -139,20 +139,20 @@ class Scheduler:
         """Blocks for `count` more tokens, at the cost of later arrivals; None where the request itself had to go."""
         preempted = False
         while (blocks := self._kv_cache.grow(state.request_id, state.num_computed_tokens + count)) is None:
-            victim = self._running[-1]
-            self._preempt(victim)
             preempted = True
-            if victim is state:
+            if self.preempt_latest() is state:
                 break
         return blocks, preempted
 
-    def _preempt(self, state: RequestState) -> None:
-        self._running.remove(state)
+    def preempt_latest(self) -> RequestState:
+        """Take the blocks of the running request that arrived last; it is recomputed when there is room again."""
+        state = self._running.pop()
         self._kv_cache.free(state.request_id)
         state.status = RequestStatus.PREEMPTED
         state.num_computed_tokens = 0
         self._waiting.appendleft(state)
         self._num_preemptions += 1
+        return state
 
     def _admit(self, rows: dict[int, ScheduledRequest], budget: int) -> list[NewRequest]:
         """Start waiting requests while budget, places and blocks for their known tokens last."""

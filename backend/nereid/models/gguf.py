@@ -6,7 +6,6 @@ tensor at a time, so that the peak of memory is the bf16 model and one tensor in
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from nereid.errors import ModelLoadError
+from nereid.models.gguf_metadata import Metadata, write_json
 from nereid.models.gguf_tokenizer import write_tokenizer
 from nereid.paths import Progress
 
@@ -42,36 +42,6 @@ _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
 _REPORTS = 10
 
 
-class Metadata:
-    """The key-value pairs of a GGUF file, read by key."""
-
-    def __init__(self, values: Mapping[str, Any], file: str) -> None:
-        self._values = values
-        self._file = file
-
-    @classmethod
-    def of(cls, reader: gguf.GGUFReader, file: str) -> Metadata:
-        return cls({name: field.contents() for name, field in reader.fields.items()}, file)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self._values.get(key, default)
-
-    def __getitem__(self, key: str) -> Any:
-        try:
-            return self._values[key]
-        except KeyError:
-            raise ModelLoadError(f"{self._file}: key {key} is missing") from None
-
-    def require(self, key: str, supported: tuple[str, ...], default: str | None = None) -> str:
-        """The value of `key`. Raises ModelLoadError unless it is one of `supported`."""
-        value = self.get(key, default)
-        if value not in supported:
-            raise ModelLoadError(
-                f"{self._file}: {key} {value!r} is not supported; supported: {', '.join(supported)}"
-            )
-        return str(value)
-
-
 def convert(source: Path, folder: Path, progress: Progress) -> None:
     """Write the model of the GGUF file `source` into `folder`, which exists.
 
@@ -89,11 +59,6 @@ def convert(source: Path, folder: Path, progress: Progress) -> None:
     keys = ("bos_token_id", "eos_token_id", "pad_token_id")
     write_json(folder / "generation_config.json", {key: config[key] for key in keys})
     write_tokenizer(metadata, folder)
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write `value` as Hugging Face's own files are written."""
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
 def _open(source: Path) -> gguf.GGUFReader:
@@ -178,3 +143,4 @@ def _save(weights: Mapping[str, torch.Tensor], path: Path) -> None:
         save_file(dict(weights), path, metadata={"format": "pt"})
     except SafetensorError as error:
         raise OSError(None, f"writing {path.name}: {error}") from error
+    path.chmod(0o644)  # save_file writes for the owner alone, unlike everything else here

@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from nereid.errors import ModelLoadError
-
-if TYPE_CHECKING:
-    from nereid.models.gguf import Metadata
+from nereid.models.gguf_metadata import Metadata, write_json
 
 
 class TokenType(IntEnum):
@@ -44,8 +42,6 @@ _PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
 
 def write_tokenizer(metadata: Metadata, folder: Path) -> None:
     """Write tokenizer.json and tokenizer_config.json. Raises ModelLoadError for a tokenizer that is not supported."""
-    from nereid.models.gguf import write_json
-
     build_tokenizer(metadata).save(str(folder / "tokenizer.json"))
     write_json(folder / "tokenizer_config.json", _tokenizer_config(metadata))
 

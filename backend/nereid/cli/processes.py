@@ -1,0 +1,65 @@
+"""The processes of one session, read from /proc; and tying a child to its parent's life.
+
+A server is started as the leader of a session of its own, so its stubs are found by that session, also after the
+server itself is gone and they belong to init.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_ENDED_STATES = "ZXx"
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One living process."""
+
+    pid: int
+    command: tuple[str, ...]
+
+
+def session_processes(session: int) -> list[Process]:
+    """The living processes of `session` (zombies do not live)."""
+    return [p for entry in Path("/proc").iterdir() if entry.name.isdigit() and (p := _read(entry, session))]
+
+
+def _read(entry: Path, session: int) -> Process | None:
+    try:
+        # The second field, the name, is in parentheses and may hold spaces: what follows the last one is split.
+        state, _parent, _group, its_session = (
+            (entry / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()[:4]
+        )
+        if int(its_session) != session or state in _ENDED_STATES:
+            return None
+        command = (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None  # it ended while we were reading
+    return Process(int(entry.name), tuple(command))
+
+
+def kill_session(session: int) -> None:
+    """SIGKILL every process of `session`."""
+    for process in session_processes(session):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+
+
+def tie_to_parent() -> Callable[[], None]:
+    """For a child to call before exec: it then gets SIGTERM when the thread that started it ends, however it ends."""
+    libc = ctypes.CDLL(None, use_errno=True)  # loaded here: between fork and exec there must be no import
+    parent = os.getpid()
+
+    def tie() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # the parent ended before the call above
+            os._exit(1)
+
+    return tie

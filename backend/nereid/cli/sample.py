@@ -1,0 +1,92 @@
+"""What a person sees of a server that just became ready: commands that work as printed, and one answer as it streams.
+
+Always holds: the commands and the sample ask the same question, in the model's own chat format where it has one.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from nereid.cli.server_process import HOST
+
+_QUESTION = "What is the capital of France?"
+_PLAIN_PROMPT = "The capital of France is"
+_MAX_TOKENS = 48
+_TIMEOUT_S = 120.0
+
+
+def sample_prompt(directory: Path) -> str:
+    """A question in the chat format of the model in `directory`, or the start of a sentence where it has none."""
+    settings = _read_settings(directory)
+    template = settings.get("chat_template")
+    if not isinstance(template, str):
+        return _PLAIN_PROMPT
+    tokens = {name: settings[name] for name in ("bos_token", "eos_token") if isinstance(settings.get(name), str)}
+    messages = [{"role": "user", "content": _QUESTION}]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    try:
+        return environment.from_string(template).render(messages=messages, add_generation_prompt=True, **tokens)
+    except jinja2.TemplateError:
+        return _PLAIN_PROMPT  # it calls what only a full chat implementation has; the server does not depend on it
+
+
+def _read_settings(directory: Path) -> dict[str, Any]:
+    """tokenizer_config.json, with the template of chat_template.jinja where there is one."""
+    settings: dict[str, Any] = {}
+    try:
+        settings = json.loads((directory / "tokenizer_config.json").read_text("utf-8"))
+        settings["chat_template"] = (directory / "chat_template.jinja").read_text("utf-8")
+    except (OSError, ValueError):
+        pass
+    return settings
+
+
+def curl_command(port: int, model: str, prompt: str, *, stream: bool) -> str:
+    """A command for a POSIX shell."""
+    options, path = ("-sN", "generate_stream") if stream else ("-s", "generate")
+    return (
+        f"curl {options} http://{HOST}:{port}/v2/models/{model}/{path} -d {shlex.quote(_body(prompt, stream=stream))}"
+    )
+
+
+def _body(prompt: str, *, stream: bool) -> str:
+    parameters = {"max_tokens": _MAX_TOKENS, "temperature": 0.0}
+    body: dict[str, Any] = {"text_input": prompt, "stream": stream, "exclude_input_in_output": True}
+    return json.dumps({**body, "parameters": parameters}, ensure_ascii=False)
+
+
+def stream_answer(port: int, model: str, prompt: str) -> Iterator[str]:
+    """The pieces of the answer as they come. Raises OSError or HTTPException, or ValueError with the model's error."""
+    connection = http.client.HTTPConnection(HOST, port, timeout=_TIMEOUT_S)
+    try:
+        body = _body(prompt, stream=True).encode("utf-8")
+        connection.request("POST", f"/v2/models/{model}/generate_stream", body)
+        response = connection.getresponse()
+        if response.status != http.client.OK:
+            raise ValueError(_error_of(response.read()))
+        for line in response:
+            if line.startswith(b"data: "):
+                yield _piece(json.loads(line.removeprefix(b"data: ")))
+    finally:
+        connection.close()
+
+
+def _piece(event: dict[str, Any]) -> str:
+    if "error" in event:
+        raise ValueError(str(event["error"]))
+    return str(event.get("text_output", ""))
+
+
+def _error_of(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode("utf-8", "replace").strip() or "no reason given"

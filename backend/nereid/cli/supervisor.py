@@ -1,0 +1,112 @@
+"""Supervisor: holds a running server until it ends: passes signals on, and notices when something dies.
+
+Always holds: the first SIGINT or SIGTERM lets the server drain, the second one ends it at once; a server whose Python
+process has died is ended too, since it would look healthy and answer nothing.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from nereid.cli.server_process import HOST, ServerError, TritonServer
+
+_POLL_S = 0.25
+_STUB_SCAN_S = 2.0
+_DRAIN_SLACK_S = 10.0
+
+
+class Supervisor:
+    """Owns the process's handlers of SIGINT and SIGTERM from `install` on."""
+
+    def __init__(self, server: TritonServer, say: Callable[[str], None]) -> None:
+        self._server = server
+        self._say = say
+        self._stop_asked_at: float | None = None
+        self._killed = False
+
+    def install(self) -> None:
+        """Take the signals."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether somebody asked the server to end."""
+        return self._stop_asked_at is not None
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # A handler must not print: it may have interrupted a print.
+        if self._stop_asked_at is None:
+            self._stop_asked_at = time.monotonic()
+            self._server.terminate()
+            os.write(2, b"\nnereid: finishing the running requests; once more to end at once\n")
+        else:
+            self._kill()
+
+    def _kill(self) -> None:
+        self._killed = True
+        self._server.kill()
+
+    def run(self) -> int:
+        """Return when the server has ended after it was asked to: 0 where it drained, 1 where it was killed.
+
+        Raises ServerError where it, or a model's Python process, ended by itself.
+        """
+        watch = StubWatch(self._server)
+        try:
+            while (status := self._server.wait(_POLL_S)) is None:
+                self._check_drain()
+                if not self.stopping and (dead := watch.dead_model()):
+                    raise ServerError(f"the Python process of model {dead} ended by itself; the server is stopped")
+        finally:
+            status = self._server.stop()
+        return self._result(status)
+
+    def _check_drain(self) -> None:
+        limit = self._server.options.exit_timeout_s + _DRAIN_SLACK_S
+        if self._stop_asked_at is not None and time.monotonic() - self._stop_asked_at > limit:
+            self._kill()
+
+    def _result(self, status: int) -> int:
+        if not self.stopping:
+            how = f"by signal {-status}" if status < 0 else f"with status {status}"
+            raise ServerError(f"the server ended by itself {how}; its log: {self._server.options.log}")
+        self._say("the server was ended at once" if self._killed else "the server has drained and ended")
+        return 0 if status == 0 else 1
+
+
+class StubWatch:
+    """Notices that a model's Python process is gone while the server still calls the model ready."""
+
+    def __init__(self, server: TritonServer) -> None:
+        self._server = server
+        self._models: frozenset[str] = frozenset()
+        self._suspects: frozenset[str] = frozenset()
+        self._next_scan = time.monotonic()
+
+    def dead_model(self) -> str | None:
+        """The name of such a model, found in two scans in a row: an unload or reload in between is none."""
+        if time.monotonic() < self._next_scan:
+            return None
+        self._next_scan = time.monotonic() + _STUB_SCAN_S
+        models = frozenset(self._server.stub_models())
+        gone = (self._models | self._suspects) - models
+        suspects = frozenset(model for model in gone if self._is_ready(model))
+        dead = next(iter(suspects & self._suspects), None)
+        self._models, self._suspects = models, suspects
+        return dead
+
+    def _is_ready(self, model: str) -> bool:
+        connection = http.client.HTTPConnection(HOST, self._server.options.http_port, timeout=2.0)
+        try:
+            connection.request("GET", f"/v2/models/{model}/ready")
+            return connection.getresponse().status == http.client.OK
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()

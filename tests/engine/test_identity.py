@@ -1,0 +1,134 @@
+"""The identity rule on a tiny random Llama: a request's tokens are its own, whatever happens around it.
+
+Reference: transformers' own dense pass. Every unused block is full of NaN.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from nereid.request import Request, SamplingParams
+from tests.engine.tiny import VOCAB, IdentityRule, SteppedEngine, make_tiny_llama, reference_logits
+
+BLOCK = 8
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tiny-llama")
+
+
+@pytest.fixture(scope="module")
+def model(directory: Path) -> transformers.LlamaForCausalLM:
+    return make_tiny_llama(directory)
+
+
+def make_requests(lengths: list[int], max_tokens: int, temperature: float = 0.0) -> list[Request]:
+    rng = random.Random(9)
+    return [
+        Request(
+            index,
+            tuple(rng.randrange(3, VOCAB) for _ in range(length)),
+            SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True, seed=index),
+            arrival_time=0.0,
+        )
+        for index, length in enumerate(lengths)
+    ]
+
+
+def check(model: transformers.LlamaForCausalLM, requests: list[Request], tokens: dict[int, list[int]]) -> None:
+    rule = IdentityRule()
+    for request in requests:
+        drawn = tokens[request.request_id]
+        assert len(drawn) == request.sampling.max_tokens
+        logits = reference_logits(model, request.prompt_token_ids, drawn)
+        rule.check(logits, drawn, len(request.prompt_token_ids), request.sampling)
+    rule.conclude()
+
+
+def test_paged_equals_dense_at_every_length_around_block_edges(
+    model: transformers.LlamaForCausalLM, directory: Path
+) -> None:
+    requests = make_requests(list(range(1, 4 * BLOCK + 1)), max_tokens=2 * BLOCK + 1)
+    engine = SteppedEngine(directory, {"block_size": BLOCK, "num_blocks": 400})
+    check(model, requests, engine.run(requests))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_num_seqs": 1},  # alone
+        {"max_num_seqs": 16},  # batched
+        {"max_num_batched_tokens": 7},  # chunked
+        {"max_num_batched_tokens": 1},  # a token at a time
+        {"num_blocks": 14},  # preempted
+        {"num_blocks": 14, "max_num_batched_tokens": 13},  # preempted in the middle of chunks
+        {"block_size": 1, "num_blocks": 600},
+        {"block_size": 256, "num_blocks": 20},
+    ],
+    ids=str,
+)
+def test_tokens_do_not_depend_on_the_way(
+    model: transformers.LlamaForCausalLM, directory: Path, settings: dict[str, object], temperature: float
+) -> None:
+    requests = make_requests([1, 7, 8, 9, 23, 40, 16, 31], max_tokens=40, temperature=temperature)
+    engine = SteppedEngine(directory, {"block_size": BLOCK, **settings})
+    check(model, requests, engine.run(requests))
+    assert (engine.scheduler.num_preemptions > 0) == (settings.get("num_blocks") == 14)
+
+
+@pytest.mark.parametrize("step", range(0, 24, 3))
+def test_a_preemption_at_any_step_changes_nothing(
+    model: transformers.LlamaForCausalLM, directory: Path, step: int
+) -> None:
+    requests = make_requests([5, 20, 9], max_tokens=20, temperature=0.9)
+    engine = SteppedEngine(directory, {"block_size": BLOCK, "max_num_batched_tokens": 11})
+    for request in requests:
+        engine.scheduler.add(request)
+    count = 0
+    while engine.scheduler.has_work:
+        if count >= step and (count - step) % 5 == 0 and engine.scheduler.num_running:
+            engine.scheduler.preempt_latest()
+        engine.step()
+        count += 1
+    assert engine.scheduler.num_preemptions > 0
+    check(model, requests, engine.tokens)
+
+
+def test_nan_logits_end_that_request_alone(model: transformers.LlamaForCausalLM, directory: Path) -> None:
+    requests = make_requests([5, 6, 7], max_tokens=12)
+    engine = SteppedEngine(directory, {"block_size": BLOCK})
+    for request in requests:
+        engine.scheduler.add(request)
+    engine.step()
+    victim_block = engine.kv_cache.tables[1][0][0]
+    engine.runner.kv_cache.pool[victim_block].fill_(float("nan"))
+    plan = engine.scheduler.schedule()
+    advances = engine.scheduler.update(plan, engine.runner.run(plan))
+    assert [advance.error is None for advance in advances] == [True, False, True]
+    for advance in advances:
+        if advance.error:
+            engine.scheduler.finish(advance.state)
+        else:
+            engine.tokens[advance.state.request_id].append(advance.token_id)
+    while engine.scheduler.has_work:
+        engine.step()
+    check(model, [requests[0], requests[2]], engine.tokens)
+
+
+def test_logits_equal_transformers(model: transformers.LlamaForCausalLM, directory: Path) -> None:
+    """Untied and biased variants are covered by the families' tests; this is the plain one, to the bit that matters."""
+    (request,) = make_requests([50], max_tokens=1)
+    engine = SteppedEngine(directory, {"block_size": BLOCK})
+    seen: list[torch.Tensor] = []
+    forward = engine.runner._model.forward
+    engine.runner._model.forward = lambda *a: seen.append(forward(*a)) or seen[-1]  # type: ignore[method-assign,func-returns-value]
+    engine.run([request])
+    expected = reference_logits(model, request.prompt_token_ids, engine.tokens[0])
+    torch.testing.assert_close(seen[0], expected, rtol=0, atol=1e-4 * float(expected.abs().max()))

@@ -1,0 +1,106 @@
+"""Who may import whom: the arrows of ARCHITECTURE.md, read from the code's own import statements."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BACKEND = ROOT / "backend" / "nereid"
+
+# Room -> rooms of Nereid that it may import. A room is a module, or a folder by its name.
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "paths": set(),
+    "request": {"errors"},
+    "batch": {"request"},
+    "config": {"errors"},
+    "model_config": {"errors"},
+    "packages": {"errors", "paths"},
+    "kv_cache": {"batch", "model_config"},
+    "tokenization": {"errors"},
+    "sampling": set(),
+    "output_processor": {"request", "tokenization"},
+    "scheduler": {"batch", "config", "errors", "kv_cache", "request"},
+    "executor": {"batch", "errors"},
+    "model_input": {"batch", "kv_cache", "request"},
+    "models": {"errors", "kv_cache", "model_config", "model_input", "packages", "paths"},
+    "model_runner": {
+        "batch", "config", "errors", "kv_cache", "model_config", "model_input", "models", "sampling",
+    },
+    "engine": {
+        "batch", "config", "errors", "executor", "kv_cache", "model_config", "output_processor", "request",
+        "scheduler", "tokenization",
+    },
+    "build": {
+        "batch", "config", "engine", "executor", "model_config", "model_runner", "models", "tokenization",
+    },
+    "server": {"batch", "build", "config", "engine", "errors", "request", "tokenization"},
+}  # fmt: skip
+# Rooms that must not load torch, for they decide and do not compute.
+WITHOUT_TORCH = [
+    "batch",
+    "config",
+    "engine",
+    "errors",
+    "request",
+    "scheduler",
+    "kv_cache/manager",
+    "kv_cache/block_pool",
+]
+
+
+def imports_of(path: Path) -> set[str]:
+    """Every dotted name that a file imports, wherever in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return names
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(BACKEND).with_suffix("").parts[0]
+
+
+SOURCES = sorted(p for p in BACKEND.rglob("*.py") if p.parent != BACKEND or p.name != "__init__.py")
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(BACKEND)))
+def test_dependencies_point_one_way(path: Path) -> None:
+    room = room_of(path)
+    if room == "cli":
+        return  # the command line may use everything; nothing uses it
+    used = {name.split(".")[1] for name in imports_of(path) if name.startswith("nereid.")}
+    assert used - {room} <= ALLOWED[room], f"{room} must not import {sorted(used - {room} - ALLOWED[room])}"
+
+
+def test_every_room_is_listed() -> None:
+    assert {room_of(path) for path in SOURCES} - {"cli"} == set(ALLOWED)
+
+
+@pytest.mark.parametrize("name", WITHOUT_TORCH)
+def test_deciding_rooms_see_no_tensor(name: str) -> None:
+    assert not {
+        n for n in imports_of(BACKEND / f"{name}.py") if n.split(".")[0] in ("torch", "numpy", "nereid_kernels")
+    }
+
+
+def test_only_the_triton_face_imports_the_servers_module() -> None:
+    users = {path.name for path in SOURCES if "triton_python_backend_utils" in imports_of(path)}
+    assert users <= {"model.py", "triton_io.py", "metrics.py"}
+
+
+def test_kernels_stand_on_torch_and_triton_alone() -> None:
+    for path in (ROOT / "kernels" / "nereid_kernels").rglob("*.py"):
+        foreign = {n.split(".")[0] for n in imports_of(path)} - {"torch", "triton", "nereid_kernels"}
+        assert foreign <= {"__future__", "dataclasses"}, f"{path.name}: {foreign}"
+
+
+def test_serving_does_not_import_transformers() -> None:
+    users = {path.name for path in SOURCES if any(n.split(".")[0] == "transformers" for n in imports_of(path))}
+    assert not users
