@@ -13,19 +13,9 @@ import torch
 import transformers
 
 from nereid.request import Request, SamplingParams
-from tests.engine.tiny import VOCAB, IdentityRule, SteppedEngine, make_tiny_llama, reference_logits
+from tests.engine.tiny import VOCAB, IdentityRule, SteppedEngine, reference_logits
 
 BLOCK = 8
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("tiny-llama")
-
-
-@pytest.fixture(scope="module")
-def model(directory: Path) -> transformers.LlamaForCausalLM:
-    return make_tiny_llama(directory)
 
 
 def make_requests(lengths: list[int], max_tokens: int, temperature: float = 0.0) -> list[Request]:

@@ -1,0 +1,49 @@
+"""One prompt, one answer, over plain HTTP: POST /v2/models/MODEL/generate. Standard library only."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import urllib.error
+import urllib.request
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("prompt", nargs="?", default="The first ten prime numbers are")
+    parser.add_argument("--url", default="127.0.0.1:8000", help="HOST:PORT of the server's HTTP endpoint")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--max-tokens", type=int, default=48)
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
+    parser.add_argument("--stop", action="append", default=[], help="a text that ends the answer; may be repeated")
+    args = parser.parse_args()
+
+    sampling = {"max_tokens": args.max_tokens, "temperature": args.temperature, "stop": args.stop}
+    body = {
+        "text_input": args.prompt,
+        "sampling_parameters": json.dumps(sampling),
+        "exclude_input_in_output": True,
+        "return_finish_reason": True,
+        "return_num_input_tokens": True,
+        "return_num_output_tokens": True,
+    }
+    request = urllib.request.Request(
+        f"http://{args.url}/v2/models/{args.model}/generate",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=600) as response:
+            answer = json.load(response)
+    except urllib.error.HTTPError as error:
+        print(f"HTTP {error.code}: {error.read().decode()}", file=sys.stderr)
+        return 1
+    print(args.prompt + answer["text_output"])
+    counts = f"{answer['num_input_tokens']} tokens in, {answer['num_output_tokens']} out"
+    print(f"[{counts}, ended by {answer['finish_reason']}]", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

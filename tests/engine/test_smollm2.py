@@ -1,0 +1,57 @@
+"""SmolLM2 in float32, greedy: transformers' own tokens, alone and sixteen at a time, by the identity rule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from nereid.request import Request, SamplingParams
+from nereid.tokenization.tokenizer import Tokenizer
+from tests.conftest import spec_bench_prompts
+from tests.engine.tiny import IdentityRule, SteppedEngine
+
+
+@pytest.fixture(scope="module")
+def reference(smollm2_directory: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(smollm2_directory, dtype=torch.float32)
+
+
+def generate(model: Any, prompt: tuple[int, ...], count: int) -> torch.Tensor:
+    """The logits [count, vocabulary] by which transformers' own loop chose each of its tokens."""
+    with torch.inference_mode():
+        result = model.generate(
+            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.int64), do_sample=False,
+            min_new_tokens=count, max_new_tokens=count, eos_token_id=None, output_logits=True,
+            return_dict_in_generate=True, pad_token_id=0,
+        )  # fmt: skip
+    return torch.cat(result.logits)
+
+
+def compare(directory: Path, model: Any, num_prompts: int, num_tokens: int) -> None:
+    tokenizer = Tokenizer(directory)
+    sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    prompts = spec_bench_prompts(num_prompts)
+    requests = [Request(i, tokenizer.encode(prompt), sampling, 0.0) for i, prompt in enumerate(prompts)]
+    expected = [generate(model, request.prompt_token_ids, num_tokens) for request in requests]
+    for max_num_seqs in (1, 16):
+        engine = SteppedEngine(directory, {"max_num_seqs": max_num_seqs, "num_blocks": 1500})
+        tokens = engine.run(requests)
+        rule = IdentityRule()
+        for request, logits in zip(requests, expected, strict=True):
+            rule.check(logits, tokens[request.request_id], len(request.prompt_token_ids), sampling)
+        print(f"{max_num_seqs} at a time: ", end="")
+        rule.conclude()
+
+
+def test_tokens_equal_transformers(smollm2_directory: Path, reference: Any) -> None:
+    compare(smollm2_directory, reference, num_prompts=8, num_tokens=24)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_tokens_equal_transformers_on_fifty_prompts(smollm2_directory: Path, reference: Any) -> None:
+    compare(smollm2_directory, reference, num_prompts=50, num_tokens=64)
