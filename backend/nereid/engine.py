@@ -108,9 +108,10 @@ class Engine:
     def shutdown(self, timeout_s: float) -> None:
         """Drain, wait for the loop to end, free the model. Safe to call twice."""
         self.drain(timeout_s)
-        if self._thread.ident is not None:
+        if self._thread.ident is None:
+            self._executor.shutdown()
+        else:
             self._thread.join(timeout_s + self._config.step_timeout_s)
-        self._executor.shutdown()
 
     @property
     def alive(self) -> bool:
@@ -145,6 +146,7 @@ class Engine:
             failure = EngineDeadError(f"the engine died: {type(error).__name__}: {error}")
         finally:
             self._fail_all(failure)
+            self._executor.shutdown()
 
     def step(self) -> None:
         """One step: end what ran out of time, schedule, run, sample, give out."""

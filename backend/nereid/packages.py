@@ -40,7 +40,7 @@ def fetch_wheel(requirement: str, size_mib: int, folder: Path, progress: Progres
     download = folder / "download"
     download.mkdir()
     if _run_pip(requirement, download, log, lambda mib: progress(f"{requirement}: {mib} of {size_mib} MB")) != 0:
-        raise PackageError(f"cannot get {requirement}: {_reason(log, folder)}; pip's log: {log}")
+        raise PackageError(f"cannot get {requirement}: {_reason(log)}; pip's log: {log}")
     return next(download.glob("*.whl"))
 
 
@@ -62,7 +62,7 @@ def require_space(folder: Path, needed_mib: int) -> None:
     """Raises PackageError where the disk of `folder` has less than `needed_mib` left."""
     free_mib = shutil.disk_usage(folder).free // _MIB
     if free_mib < needed_mib:
-        raise PackageError(f"no disk space: {folder} has {free_mib} MB left, {needed_mib} MB are needed")
+        raise PackageError(f"no disk space: {cache_dir()} has {free_mib} MB left, {needed_mib} MB are needed")
 
 
 def _run_pip(requirement: str, download: Path, log: Path, report: Callable[[int], None]) -> int:
@@ -99,10 +99,10 @@ def _largest(folder: Path) -> int:
     return largest
 
 
-def _reason(log: Path, folder: Path) -> str:
+def _reason(log: Path) -> str:
     text = log.read_text("utf-8", "replace") if log.exists() else ""
     if "No space left on device" in text:
-        return f"no disk space left in {folder.parent}"
+        return f"no disk space left in {cache_dir()}"
     if "No matching distribution found" in text and "onnection" not in text:
         return "the package registry does not have it (for this Python and machine)"
     return "the package registry cannot be reached"

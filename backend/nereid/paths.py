@@ -46,9 +46,12 @@ def _build_and_rename(target: Path, build: Callable[[Path], None]) -> None:
     try:
         build(partial)
         partial.rename(target)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+    except OSError as error:
+        if error.filename is None:  # a full disk shows itself in a write, which does not know its file
+            error.filename = str(target.parent)
         raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 @contextmanager

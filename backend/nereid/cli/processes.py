@@ -1,4 +1,4 @@
-"""The processes of one session, read from /proc; and tying a child to its parent's life.
+"""The processes of one session and what they listen on, read from /proc; and tying a child to its parent's life.
 
 A server is started as the leader of a session of its own, so its stubs are found by that session, also after the
 server itself is gone and they belong to init.
@@ -10,12 +10,16 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _ENDED_STATES = "ZXx"
+_ADDRESS, _STATE, _INODE = 1, 3, 9  # columns of /proc/net/tcp
+_LISTEN = "0A"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,29 @@ def _read(entry: Path, session: int) -> Process | None:
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None  # it ended while we were reading
     return Process(int(entry.name), tuple(command))
+
+
+def listens(pid: int, host: str, port: int) -> bool:
+    """Whether the process `pid`, and no other, accepts connections on the IPv4 address `host`:`port`."""
+    # /proc writes an address as the number that its four bytes, in network order, are to this machine.
+    address = f"{int.from_bytes(socket.inet_aton(host), sys.byteorder):08X}:{port:04X}"
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text("ascii").splitlines()[1:]]
+    sockets = {f"socket:[{row[_INODE]}]" for row in rows if row[_ADDRESS] == address and row[_STATE] == _LISTEN}
+    return any(_target(link) in sockets for link in _entries(Path(f"/proc/{pid}/fd")))
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _target(link: Path) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:  # closed while we were reading
+        return ""
 
 
 def kill_session(session: int) -> None:

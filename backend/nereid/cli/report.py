@@ -6,10 +6,12 @@ most one every few seconds.
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 
 _LINE_EVERY_S = 5.0
+_REDRAW_EVERY_S = 0.2
 _CLEAR = "\r\x1b[K"
 
 
@@ -32,10 +34,12 @@ class Report:
 
     def detail(self, text: str) -> None:
         """How far the step is."""
+        if time.monotonic() - self._last_line < (_REDRAW_EVERY_S if self._terminal else _LINE_EVERY_S):
+            return
+        self._last_line = time.monotonic()
         if self._terminal:
             self._show(f": {text}")
-        elif time.monotonic() - self._last_line >= _LINE_EVERY_S:
-            self._last_line = time.monotonic()
+        else:
             print(f"{self._head()}: {text} ({self._elapsed()})", flush=True)
 
     def done(self, result: str = "done") -> None:
@@ -48,9 +52,8 @@ class Report:
 
     def _show(self, text: str) -> None:
         if self._terminal:
-            width = 100
             line = f"{self._head()}{text} ({self._elapsed()})"
-            print(f"{_CLEAR}{line[:width]}", end="", flush=True)
+            print(f"{_CLEAR}{line[: shutil.get_terminal_size().columns - 1]}", end="", flush=True)
 
     def _head(self) -> str:
         return f"[{self._number}/{self._steps}] {self._title}"

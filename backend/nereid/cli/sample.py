@@ -9,6 +9,7 @@ import http.client
 import json
 import shlex
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,18 +64,30 @@ def _body(prompt: str, *, stream: bool) -> str:
     return json.dumps({**body, "parameters": parameters}, ensure_ascii=False)
 
 
-def stream_answer(port: int, model: str, prompt: str) -> Iterator[str]:
+def streams(port: int, model: str) -> bool:
+    """Whether the model is decoupled: one that is not gives its answer whole. Raises as `stream_answer` does."""
+    with _request(port, "GET", f"/v2/models/{model}/config") as response:
+        policy = json.load(response).get("model_transaction_policy", {})
+    return bool(policy.get("decoupled", False))
+
+
+def stream_answer(port: int, model: str, prompt: str, *, stream: bool) -> Iterator[str]:
     """The pieces of the answer as they come. Raises OSError or HTTPException, or ValueError with the model's error."""
-    connection = http.client.HTTPConnection(HOST, port, timeout=_TIMEOUT_S)
-    try:
-        body = _body(prompt, stream=True).encode("utf-8")
-        connection.request("POST", f"/v2/models/{model}/generate_stream", body)
-        response = connection.getresponse()
-        if response.status != http.client.OK:
-            raise ValueError(_error_of(response.read()))
+    with _request(port, "POST", f"/v2/models/{model}/generate_stream", _body(prompt, stream=stream)) as response:
         for line in response:
             if line.startswith(b"data: "):
                 yield _piece(json.loads(line.removeprefix(b"data: ")))
+
+
+@contextmanager
+def _request(port: int, method: str, path: str, body: str = "") -> Iterator[http.client.HTTPResponse]:
+    connection = http.client.HTTPConnection(HOST, port, timeout=_TIMEOUT_S)
+    try:
+        connection.request(method, path, body.encode("utf-8"))
+        response = connection.getresponse()
+        if response.status != http.client.OK:
+            raise ValueError(_error_of(response.read()))
+        yield response
     finally:
         connection.close()
 

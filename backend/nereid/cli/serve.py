@@ -20,7 +20,7 @@ from nereid.cli.checks import project_root
 from nereid.cli.provision import SERVER_VERSION, provision_server
 from nereid.cli.report import Report
 from nereid.cli.repository import PreparedModel, choose_models, prepare_models
-from nereid.cli.sample import curl_command, sample_prompt, stream_answer
+from nereid.cli.sample import curl_command, sample_prompt, stream_answer, streams
 from nereid.cli.server_log import LogCopy
 from nereid.cli.server_process import HOST, ServerError, ServerOptions, TritonServer
 from nereid.cli.supervisor import Supervisor
@@ -131,6 +131,7 @@ def _wait_ready(server: TritonServer, supervisor: Supervisor, report: Report) ->
         if not supervisor.stopping:
             raise
         return False
+    supervisor.models_are_ready()
     report.done(f"log {server.options.log}")
     return True
 
@@ -142,20 +143,21 @@ def _announce(
         report.say(f"  {kind:8}{HOST}:{port}{'/metrics' if kind == 'metrics' else ''}")
     if not prepared:
         return
-    name, prompt = prepared[0].name, sample_prompt(prepared[0].directory)
-    report.say("Ask it from another terminal, whole or as a stream:\n")
-    for stream in (False, True):
-        report.say(curl_command(options.http_port, name, prompt, stream=stream) + "\n")
-    _show_sample(options.http_port, name, prompt, supervisor)
-
-
-def _show_sample(port: int, model: str, prompt: str, supervisor: Supervisor) -> None:
-    print(f"A sample answer of {model}, as it streams:\n> ", end="", flush=True)
     try:
-        for piece in stream_answer(port, model, prompt):
-            print(piece, end="", flush=True)
-        print(flush=True)
+        _show_sample(options.http_port, prepared[0], report)
     except (OSError, http.client.HTTPException, ValueError) as error:
-        print(flush=True)
         if not supervisor.stopping:
-            print(f"nereid: the sample failed: {error}", file=sys.stderr, flush=True)
+            print(f"\nnereid: the sample failed: {error}", file=sys.stderr, flush=True)
+
+
+def _show_sample(port: int, model: PreparedModel, report: Report) -> None:
+    """Print commands to try, then an answer as it arrives. Raises what `sample.stream_answer` raises."""
+    prompt = sample_prompt(model.directory)
+    stream = streams(port, model.name)
+    report.say(f"Ask it from another terminal{', whole or as a stream' if stream else ''}:\n")
+    for streamed in (False, True) if stream else (False,):
+        report.say(curl_command(port, model.name, prompt, stream=streamed) + "\n")
+    print(f"A sample answer of {model.name}{', as it streams' if stream else ''}:\n> ", end="", flush=True)
+    for piece in stream_answer(port, model.name, prompt, stream=stream):
+        print(piece, end="", flush=True)
+    print(flush=True)

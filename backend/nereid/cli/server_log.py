@@ -7,26 +7,30 @@ import sys
 import threading
 from pathlib import Path
 
+# The server writes a reason's line ends as backslash and n.
 _LOAD_FAILURE = re.compile(
-    r'failed to load \'(?P<model>[^\']+)\' version \d+: (?P<reason>.+?)(?:"$|\n\n|\Z)', re.S | re.M
+    r"""failed to load '(?P<model>[^']+)' version \d+: (?P<reason>.+?)(?:\\n\\nAt:.*)?"?$""", re.M
 )
-_ERROR_LINE = re.compile(r"^(?:E\d{4} .*?\] |error: )(?P<text>.+)$", re.M)
+_POLL_FAILURE = re.compile(r'Poll failed for model directory \'(?P<model>[^\']+)\': (?P<reason>.+?)"?$', re.M)
+_ERROR_LINE = re.compile(r"^(?:E\d{4} .*?\] |error: |.*tritonserver: )(?P<text>.+)$", re.M)
+_CODE = re.compile(r"^(?:Internal|Invalid argument|Not found|Unavailable|Unsupported|Unknown): ")
 _POLL_S = 0.1
 
 
 def load_failure(log: Path) -> str:
-    """Why the server did not become ready, as its log says it."""
+    """Why the server did not become ready, as its log says it, in one line."""
     text = log.read_text("utf-8", "replace")
-    if match := _LOAD_FAILURE.search(text):
-        return f"model {match['model']} did not load: {_one_line(match['reason'])}"
+    for pattern in (_LOAD_FAILURE, _POLL_FAILURE):
+        if match := pattern.search(text):
+            return f"model {match['model']} did not load: {_CODE.sub('', _one_line(match['reason']))}"
     if errors := _ERROR_LINE.findall(text):
-        return f"the server did not start: {_one_line(errors[0])}"
+        return f"the server did not start: {_one_line(errors[-1])}"
     last = text.strip().splitlines()[-1:]
     return f"the server did not start: {_one_line(last[0]) if last else 'it gave no reason'}"
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.strip().strip('"').split())
+    return " ".join(text.replace("\\n", " ").strip().strip('"').split())
 
 
 class LogCopy:

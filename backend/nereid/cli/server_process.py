@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from nereid.cli.processes import kill_session, session_processes, tie_to_parent
+from nereid.cli.processes import kill_session, listens, session_processes, tie_to_parent
 from nereid.cli.provision import libpython_folder
 from nereid.cli.server_log import load_failure
 from nereid.errors import NereidError
@@ -126,6 +126,8 @@ class TritonServer:
         return f"{reason}; the server's log: {self.options.log}"
 
     def _answers_ready(self) -> bool:
+        if not listens(self.pid, HOST, self.options.http_port):
+            return False  # nobody answers yet, or another server does that took the port in the meantime
         connection = http.client.HTTPConnection(HOST, self.options.http_port, timeout=5.0)
         try:
             connection.request("GET", "/v2/health/ready")

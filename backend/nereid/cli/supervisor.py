@@ -1,7 +1,7 @@
 """Supervisor: holds a running server until it ends: passes signals on, and notices when something dies.
 
-Always holds: the first SIGINT or SIGTERM lets the server drain, the second one ends it at once; a server whose Python
-process has died is ended too, since it would look healthy and answer nothing.
+Always holds: the first stop signal (Ctrl-C, SIGTERM, a terminal that is closed) lets the server drain, the second one
+ends it at once; a server whose Python process has died is ended too: it would look healthy and answer nothing.
 """
 
 from __future__ import annotations
@@ -15,24 +15,34 @@ from types import FrameType
 
 from nereid.cli.server_process import HOST, ServerError, TritonServer
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""SIGHUP: the terminal is gone."""
+
 _POLL_S = 0.25
 _STUB_SCAN_S = 2.0
 _DRAIN_SLACK_S = 10.0
+_CLEAN = (0, -signal.SIGTERM)  # the second: before it had set up its own handling, with nothing to drain
 
 
 class Supervisor:
-    """Owns the process's handlers of SIGINT and SIGTERM from `install` on."""
+    """Owns the process's handlers of the stop signals from `install` on."""
 
     def __init__(self, server: TritonServer, say: Callable[[str], None]) -> None:
         self._server = server
         self._say = say
         self._stop_asked_at: float | None = None
         self._killed = False
+        self._watch: StubWatch | None = None
 
     def install(self) -> None:
         """Take the signals."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._on_signal)
+        for number in STOP_SIGNALS:
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # ignored under nohup
+                signal.signal(number, self._on_signal)
+
+    def models_are_ready(self) -> None:
+        """From here on a model's Python process that is gone is one that died."""
+        self._watch = StubWatch(self._server)
 
     @property
     def stopping(self) -> bool:
@@ -57,11 +67,10 @@ class Supervisor:
 
         Raises ServerError where it, or a model's Python process, ended by itself.
         """
-        watch = StubWatch(self._server)
         try:
             while (status := self._server.wait(_POLL_S)) is None:
                 self._check_drain()
-                if not self.stopping and (dead := watch.dead_model()):
+                if self._watch and not self.stopping and (dead := self._watch.dead_model()):
                     raise ServerError(f"the Python process of model {dead} ended by itself; the server is stopped")
         finally:
             status = self._server.stop()
@@ -76,8 +85,13 @@ class Supervisor:
         if not self.stopping:
             how = f"by signal {-status}" if status < 0 else f"with status {status}"
             raise ServerError(f"the server ended by itself {how}; its log: {self._server.options.log}")
-        self._say("the server was ended at once" if self._killed else "the server has drained and ended")
-        return 0 if status == 0 else 1
+        if self._killed or status not in _CLEAN:
+            self._say(
+                f"the server ended with status {status} before it had drained; its log: {self._server.options.log}"
+            )
+            return 1
+        self._say("the server has drained and ended")
+        return 0
 
 
 class StubWatch:
@@ -85,7 +99,7 @@ class StubWatch:
 
     def __init__(self, server: TritonServer) -> None:
         self._server = server
-        self._models: frozenset[str] = frozenset()
+        self._models = frozenset(server.stub_models())
         self._suspects: frozenset[str] = frozenset()
         self._next_scan = time.monotonic()
 

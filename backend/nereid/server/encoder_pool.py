@@ -36,5 +36,5 @@ class EncoderPool:
         self._places.release()
 
     def close(self) -> None:
-        """Finish what waits, then end the threads."""
+        """Finish what waits, then end the threads; called when no more requests can come."""
         self._pool.shutdown(wait=True)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from nereid.server.tensors import INPUTS, OUTPUTS
 
 if TYPE_CHECKING:
+    from nereid.server.housekeeper import Housekeeper
+    from nereid.server.metrics import EngineMetrics
     from nereid.server.service import Service
 
 SETTINGS_FILE = "model.json"
@@ -25,6 +27,8 @@ class TritonPythonModel:
     def auto_complete_config(config: Any) -> Any:
         """Supply every tensor, so that a config.pbtxt may leave them out; what it says itself stays."""
         said = config.as_dict()
+        if said.get("max_batch_size"):
+            raise ValueError(f"max_batch_size: got {said['max_batch_size']}; allowed: 0 (Nereid batches by itself)")
         known = {tensor["name"] for tensor in (*said.get("input", ()), *said.get("output", ()))}
         for spec in INPUTS:
             if spec.name not in known:
@@ -40,18 +44,26 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the model. An error here is the reason that the server shows for a model that did not load."""
         from nereid.config import EngineConfig
+        from nereid.server.housekeeper import Housekeeper
+        from nereid.server.metrics import EngineMetrics
         from nereid.server.service import Service
         from nereid.server.triton_io import to_failure
+        from nereid.server.unload_watch import UnloadWatch, parent_address
 
-        _log_to_stderr(args["model_name"])
-        folder = Path(args["model_repository"]) / args["model_version"]
+        name, version = args["model_name"], args["model_version"]
+        _log_to_stderr(name)
+        folder = Path(args["model_repository"]) / version
         policy = json.loads(args["model_config"]).get("model_transaction_policy", {})
-        self._service: Service = Service(
-            EngineConfig.load(folder / SETTINGS_FILE),
-            folder,
-            decoupled=bool(policy.get("decoupled", False)),
-            to_failure=to_failure,
-        )
+        config = EngineConfig.load(folder / SETTINGS_FILE)
+        decoupled = bool(policy.get("decoupled", False))
+        self._service: Service = Service(config, folder, decoupled=decoupled, to_failure=to_failure)
+        self._metrics: EngineMetrics = EngineMetrics(name, version)
+        watch = UnloadWatch(name, parent_address(), self._service.drain)
+        self._housekeeper: Housekeeper = Housekeeper([self._publish, watch.check])
+        self._housekeeper.start()
+
+    def _publish(self) -> None:
+        self._metrics.publish(self._service.engine.stats)
 
     def execute(self, requests: list[Any]) -> None:
         """Take requests and return at once; every answer goes by the request's response sender."""
@@ -70,7 +82,9 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """Drain and free everything."""
+        self._housekeeper.close()
         self._service.close()
+        self._metrics.clear()
         del self._service
 
 

@@ -16,7 +16,6 @@ from nereid.errors import InvalidRequestError, shorten
 from nereid.request import SamplingParams
 
 TIMEOUT = "timeout_ms"
-_INT64_MAX = (1 << 63) - 1
 _MAX_STOPS = 64
 _MAX_STOP_CHARS = 1024
 
@@ -75,11 +74,13 @@ def _check_together(params: SamplingParams, limits: Limits) -> None:
             raise InvalidRequestError.of_field("stop_token_ids", token_id, allowed)
 
 
-def _integer(low: int, high: int) -> Callable[[str, object], int]:
+def _integer(low: int, high: int | None = None) -> Callable[[str, object], int]:
+    allowed = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
+
     def read(name: str, value: object) -> int:
         number = _number(value)
-        if number is None or number != math.floor(number) or not low <= number <= high:
-            raise InvalidRequestError.of_field(name, value, f"a whole number from {low} to {high}")
+        if number is None or number != math.floor(number) or number < low or (high is not None and number > high):
+            raise InvalidRequestError.of_field(name, value, allowed)
         return int(number)
 
     return read
@@ -119,10 +120,6 @@ def _boolean(name: str, value: object) -> bool:
     raise InvalidRequestError.of_field(name, value, "true or false")
 
 
-def _seed(name: str, value: object) -> int:
-    return _integer(-_INT64_MAX - 1, (1 << 64) - 1)(name, value)
-
-
 def _stops(name: str, value: object) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else value
     allowed = f"a text or at most {_MAX_STOPS} texts, each of 1 to {_MAX_STOP_CHARS} characters of Unicode"
@@ -149,12 +146,12 @@ def is_unicode(text: str) -> bool:
 
 _READERS: Mapping[str, Callable[[str, object], Any]] = {
     "temperature": _real(0.0, 1e6),
-    "top_k": _integer(-1, _INT64_MAX),
+    "top_k": _integer(-1),
     "top_p": _real(0.0, 1.0),
     "min_p": _real(0.0, 1.0),
-    "seed": _seed,
-    "max_tokens": _integer(1, 10**30),
-    "min_tokens": _integer(0, 10**30),
+    "seed": _integer(-(1 << 63), (1 << 64) - 1),
+    "max_tokens": _integer(1),
+    "min_tokens": _integer(0),
     "stop": _stops,
     "stop_token_ids": _token_ids,
     "ignore_eos": _boolean,

@@ -17,8 +17,8 @@ from nereid.request import Request
 from nereid.server.parameters import TIMEOUT, Limits, parse_json_object, parse_parameters
 from nereid.tokenization.tokenizer import Tokenizer
 
-# Names that the server keeps for itself and may hand on among a request's parameters.
-_RESERVED = frozenset({"priority", "timeout", "headers", "binary_data_output"})
+# Names that mean something to the server, which hands them on among a request's parameters all the same.
+_RESERVED = frozenset({"id", "priority", "timeout", "headers", "binary_data_output"})
 _RESERVED_PREFIX = "triton_"
 
 

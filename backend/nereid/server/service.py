@@ -54,6 +54,10 @@ class Service:
         except Exception as error:
             channel.fail(self._to_failure(error))
 
+    def drain(self) -> None:
+        """Take no more requests; end what runs within `drain_timeout_s`, then free the model. Returns at once."""
+        self.engine.drain(self._config.drain_timeout_s)
+
     def close(self) -> None:
         """Drain, end all threads, free the model."""
         self._encoders.close()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from nereid.errors import InvalidRequestError, NereidError
+from nereid.errors import InvalidRequestError, NereidError, shorten
 from nereid.request import RequestFailure
 from nereid.server.request_parser import RawRequest
 from nereid.server.response_stream import Reply
@@ -54,13 +54,17 @@ class TritonReplyChannel:
     """The responses of one request."""
 
     def __init__(self, request: Any) -> None:
+        self._request_id: str = request.request_id()
         self._sender: Any = request.get_response_sender()
 
     def send(self, reply: Reply, *, final: bool) -> None:
         self._send(pb_utils.InferenceResponse(output_tensors=_tensors(reply)), final=final)
 
     def fail(self, failure: RequestFailure) -> None:
-        error = pb_utils.TritonError(failure.message, getattr(pb_utils.TritonError, failure.code.value))
+        # A gRPC stream's errors carry neither code nor request id: the message has to.
+        whose = f" (request id {shorten(self._request_id)})" if self._request_id else ""
+        message = f"{failure.code.name}: {failure.message}{whose}"
+        error = pb_utils.TritonError(message, getattr(pb_utils.TritonError, failure.code.value))
         self._send(pb_utils.InferenceResponse(output_tensors=[], error=error), final=True)
 
     def cancelled(self) -> bool:

@@ -1,0 +1,52 @@
+"""EngineMetrics: the engine's state on the server's own metrics endpoint, under vLLM's names.
+
+Used by one thread at a time. Invariant: no call here can fail inside the server (fixed kinds, finite values, counters
+that only grow), since a failing metric call can end a server of version 2.51.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from nereid.engine import EngineStats
+
+_GAUGES = {
+    "vllm:num_requests_running": "Requests that take part in steps now.",
+    "vllm:num_requests_waiting": "Requests that wait to be scheduled, preempted ones included.",
+    "vllm:kv_cache_usage_perc": "Share of the KV blocks in use; 1 is all of them.",
+}
+_PREEMPTIONS = "vllm:num_preemptions_total"
+
+
+class EngineMetrics:
+    """Metrics of one model, labelled with its name and version."""
+
+    def __init__(self, model_name: str, version: str) -> None:
+        labels = {"model_name": model_name, "version": version}
+        family = pb_utils.MetricFamily
+        # The families are kept: a metric goes when its family does.
+        self._families = {
+            name: family(name=name, description=text, kind=family.GAUGE) for name, text in _GAUGES.items()
+        }
+        self._gauges: dict[str, Any] = {name: f.Metric(labels=labels) for name, f in self._families.items()}
+        counted = "Requests that had to give their KV blocks up and be recomputed."
+        self._preemptions_family = family(name=_PREEMPTIONS, description=counted, kind=family.COUNTER)
+        self._preemptions: Any = self._preemptions_family.Metric(labels=labels)
+        self._num_preemptions = 0
+
+    def publish(self, stats: EngineStats) -> None:
+        """Show `stats`."""
+        self._set(stats.num_running, stats.num_waiting, stats.kv_cache_usage)
+        if grown := max(0, stats.num_preemptions - self._num_preemptions):
+            self._preemptions.increment(grown)
+            self._num_preemptions += grown
+
+    def clear(self) -> None:
+        """Show an empty engine: the server keeps the last values of a model that is gone."""
+        self._set(0, 0, 0.0)
+
+    def _set(self, running: int, waiting: int, usage: float) -> None:
+        for gauge, value in zip(self._gauges.values(), (running, waiting, usage), strict=True):
+            gauge.set(value)
