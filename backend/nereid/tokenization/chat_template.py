@@ -17,14 +17,15 @@ from nereid.errors import InvalidRequestError, ModelLoadError
 
 
 class ChatTemplate:
-    """The `chat_template` of a Hugging Face directory."""
+    """The template of a Hugging Face directory: chat_template.jinja, or `chat_template` in tokenizer_config.json."""
 
     def __init__(self, directory: Path) -> None:
         """Raises ModelLoadError where the directory has no template that compiles."""
-        path = directory / "tokenizer_config.json"
+        path, own_file = directory / "tokenizer_config.json", directory / "chat_template.jinja"
         try:
             config = json.loads(path.read_text("utf-8"))
-            self._template = _environment().from_string(config["chat_template"])
+            source = own_file.read_text("utf-8") if own_file.exists() else config["chat_template"]
+            self._template = _environment().from_string(source)
         except (OSError, ValueError, KeyError, TypeError, jinja2.TemplateError) as error:
             raise ModelLoadError(f"{path}: no usable chat_template: {type(error).__name__}: {error}") from error
         self._special = {name: _content(config.get(name)) for name in ("bos_token", "eos_token")}

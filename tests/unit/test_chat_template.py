@@ -1,0 +1,60 @@
+"""The chat template: as transformers renders it, sandboxed, and refused clearly."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import transformers
+
+from nereid.errors import InvalidRequestError, ModelLoadError
+from nereid.tokenization.chat_template import ChatTemplate
+
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hello\n{{ not a template }} é 🙂"},
+    {"role": "assistant", "content": "Hi."},
+    {"role": "user", "content": "Bye"},
+]
+
+
+@pytest.mark.parametrize("messages", [MESSAGES, MESSAGES[1:2], MESSAGES[1:]])
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
+def test_renders_as_transformers_does(
+    smollm2_directory: Path, messages: list[dict[str, str]], add_generation_prompt: bool
+) -> None:
+    reference = transformers.AutoTokenizer.from_pretrained(smollm2_directory)
+    expected = reference.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
+    template = ChatTemplate(smollm2_directory)
+    assert template.render(messages, add_generation_prompt=add_generation_prompt) == expected
+
+
+def write(directory: Path, template: str) -> Path:
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, "bos_token": "<s>"}))
+    return directory
+
+
+def test_a_template_of_its_own_file_goes_first(tmp_path: Path) -> None:
+    write(tmp_path, "one")
+    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}two")
+    assert ChatTemplate(tmp_path).render(MESSAGES) == "<s>two"
+
+
+def test_a_template_that_refuses_says_why(tmp_path: Path) -> None:
+    template = ChatTemplate(write(tmp_path, "{{ raise_exception('no system role') }}"))
+    with pytest.raises(InvalidRequestError, match="no system role"):
+        template.render(MESSAGES)
+
+
+def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path) -> None:
+    template = ChatTemplate(write(tmp_path, "{{ ''.__class__.__mro__[1].__subclasses__() }}"))
+    with pytest.raises(InvalidRequestError):
+        template.render(MESSAGES)
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"chat_template": "{% for %}"}', '{"chat_template": 5}'])
+def test_a_directory_without_a_usable_template_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(text)
+    with pytest.raises(ModelLoadError, match="no usable chat_template"):
+        ChatTemplate(tmp_path)

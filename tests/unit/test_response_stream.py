@@ -1,0 +1,157 @@
+"""Mailboxes and the sender thread, with a channel that records: merging, one final response, clients that leave."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from nereid.errors import ErrorCode
+from nereid.request import FinishReason, RequestFailure, RequestOutput
+from nereid.server.request_parser import ReplyOptions
+from nereid.server.response_stream import Reply, ResponseStream
+
+
+@dataclass
+class Channel:
+    """Records what is sent. gate: where set, `send` waits for it, as for a slow client."""
+
+    replies: list[tuple[Reply, bool]] = field(default_factory=list)
+    failures: list[RequestFailure] = field(default_factory=list)
+    gate: threading.Event | None = None
+    gone: bool = False
+    broken: bool = False
+    asked_after_final: bool = False
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.failures) or any(final for _, final in self.replies)
+
+    def has_replies(self, count: int) -> bool:
+        return len(self.replies) >= count
+
+    def send(self, reply: Reply, *, final: bool) -> None:
+        if self.gate is not None:
+            assert self.gate.wait(10)
+        if self.broken:
+            raise RuntimeError("the client's connection is gone")
+        self.replies.append((reply, final))
+
+    def fail(self, failure: RequestFailure) -> None:
+        self.failures.append(failure)
+
+    def cancelled(self) -> bool:
+        self.asked_after_final = self.asked_after_final or self.ended
+        return self.gone
+
+
+def options(*, stream: bool = True, prefix: str = "") -> ReplyOptions:
+    return ReplyOptions(stream, prefix, True, False, True, num_input_tokens=3)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.005)
+
+
+def make(cancelled: list[int] | None = None) -> ResponseStream:
+    stream = ResponseStream((cancelled if cancelled is not None else []).append)
+    stream.start()
+    return stream
+
+
+def test_each_delta_is_a_response_and_the_last_one_is_final() -> None:
+    stream, channel = make(), Channel()
+    stream.register(1, channel, options())
+    for count, text in enumerate(("a", "b"), start=1):
+        stream.emit((RequestOutput(1, text, 1),))
+        wait_for(partial(channel.has_replies, count))
+    stream.emit((RequestOutput(1, "c", 1, FinishReason.STOP),))
+    wait_for(lambda: channel.ended)
+    stream.close(5)
+    assert [(r.text_output, r.finish_reason, r.num_output_tokens, final) for r, final in channel.replies] == [
+        ("a", "None", 1, False),
+        ("b", "None", 1, False),
+        ("c", "stop", 1, True),
+    ]
+
+
+def test_what_piles_up_is_merged_and_nothing_is_lost() -> None:
+    stream, slow, fast = make(), Channel(gate=threading.Event()), Channel()
+    stream.register(1, slow, options())
+    stream.register(2, fast, options())
+    for index in range(200):
+        stream.emit((RequestOutput(1, f"{index},", 1), RequestOutput(2, f"{index};", 1)))
+    stream.emit((RequestOutput(1, "", 0, FinishReason.LENGTH), RequestOutput(2, "", 0, FinishReason.LENGTH)))
+    assert slow.gate is not None
+    slow.gate.set()
+    wait_for(lambda: slow.ended and fast.ended)
+    stream.close(5)
+    for channel, mark in ((slow, ","), (fast, ";")):
+        assert "".join(r.text_output for r, _ in channel.replies) == "".join(f"{i}{mark}" for i in range(200))
+        assert sum(r.num_output_tokens or 0 for r, _ in channel.replies) == 200
+        assert [final for _, final in channel.replies].count(True) == 1 and channel.replies[-1][1]
+    assert len(slow.replies) <= 3
+
+
+def test_a_request_that_does_not_stream_gets_one_response_with_its_prompt() -> None:
+    stream, channel = make(), Channel()
+    stream.register(1, channel, options(stream=False, prefix="prompt "))
+    for index in range(5):
+        stream.emit((RequestOutput(1, str(index), 1),))
+    stream.emit((RequestOutput(1, "", 0, FinishReason.TIMEOUT),))
+    wait_for(lambda: channel.ended)
+    stream.close(5)
+    ((reply, final),) = channel.replies
+    assert (reply.text_output, reply.finish_reason, reply.num_output_tokens, final) == (
+        "prompt 01234",
+        "timeout",
+        5,
+        True,
+    )
+
+
+def test_a_token_without_text_waits_for_text() -> None:
+    stream, channel = make(), Channel()
+    stream.register(1, channel, options())
+    stream.emit((RequestOutput(1, "", 1),))
+    stream.emit((RequestOutput(1, "é", 1, FinishReason.STOP),))
+    wait_for(lambda: channel.ended)
+    stream.close(5)
+    assert [(r.text_output, r.num_output_tokens) for r, _ in channel.replies] == [("é", 2)]
+
+
+def test_a_client_that_is_gone_is_cancelled_until_its_request_ends() -> None:
+    cancelled: list[int] = []
+    stream, channel = make(cancelled), Channel()
+    stream.register(7, channel, options())
+    channel.gone = True
+    wait_for(lambda: cancelled[:1] == [7])
+    stream.emit((RequestOutput(7, failure=RequestFailure(ErrorCode.CANCELLED, "gone")),))
+    wait_for(lambda: channel.ended)
+    time.sleep(0.15)  # some polls more
+    stream.close(5)
+    assert not channel.asked_after_final and len(channel.failures) == 1
+
+
+def test_a_send_that_fails_cancels_that_request_alone() -> None:
+    cancelled: list[int] = []
+    stream, broken, good = make(cancelled), Channel(broken=True), Channel()
+    stream.register(1, broken, options())
+    stream.register(2, good, options())
+    stream.emit((RequestOutput(1, "a", 1), RequestOutput(2, "a", 1)))
+    stream.emit((RequestOutput(2, "b", 1, FinishReason.STOP),))
+    wait_for(lambda: good.ended)
+    stream.close(5)
+    assert cancelled == [1]
+
+
+def test_closing_sends_what_is_there() -> None:
+    stream, channel = make(), Channel()
+    stream.register(1, channel, options())
+    stream.emit((RequestOutput(1, "x", 1, FinishReason.STOP),))
+    stream.close(5)
+    assert channel.ended
