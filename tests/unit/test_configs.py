@@ -1,0 +1,113 @@
+"""EngineConfig and ModelConfig: read right, or refused with the key's name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nereid.config import EngineConfig
+from nereid.errors import ConfigError, ModelLoadError
+from nereid.model_config import ModelConfig
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "vocab_size": 100, "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 512, "eos_token_id": 2,
+}  # fmt: skip
+
+
+def test_a_configuration_is_its_defaults_and_what_is_given(tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    path.write_text('{"model": "package:x", "max_num_seqs": 3, "drain_timeout_s": 1}')
+    config = EngineConfig.load(path)
+    assert (config.model, config.max_num_seqs, config.block_size, config.drain_timeout_s) == ("package:x", 3, 16, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "model.json"),
+        ("[]", "must hold a JSON object"),
+        ("{}", "'model' is missing"),
+        ('{"model": "x", "block_sise": 16}', "unknown setting 'block_sise' .did you mean 'block_size'"),
+        ('{"model": "x", "zzz": 1}', "unknown setting 'zzz'; known: "),
+        ('{"model": ""}', "model: got ''"),
+        ('{"model": 5}', "model: got 5"),
+        ('{"model": "x", "dtype": "int4"}', "dtype: got 'int4'; allowed: auto, bfloat16, float32"),
+        ('{"model": "x", "dtype": ["auto"]}', "dtype: got"),
+        ('{"model": "x", "block_size": 0}', "block_size: got 0; allowed: a whole number from 1 to 256"),
+        ('{"model": "x", "block_size": 16.0}', "block_size: got 16.0"),
+        ('{"model": "x", "max_num_seqs": true}', "max_num_seqs: got True"),
+        ('{"model": "x", "max_num_seqs": null}', "max_num_seqs: got None"),
+        ('{"model": "x", "drain_timeout_s": NaN}', "drain_timeout_s: got nan"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "model.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig.load(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.json"):
+        EngineConfig.load(tmp_path / "model.json")
+
+
+def test_head_dim_is_derived_unless_it_is_given() -> None:
+    assert ModelConfig.from_mapping(LLAMA, {}).head_dim == 16
+    assert ModelConfig.from_mapping({**LLAMA, "head_dim": 32}, {}).head_dim == 32
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "expected"),
+    [
+        (2, {}, (2,)),
+        ([2, 7], {}, (2, 7)),
+        (None, {"eos_token_id": 5}, (5,)),
+        (2, {"eos_token_id": [5, 2]}, (2, 5)),
+        (None, {}, ()),
+    ],
+)
+def test_end_of_sequence_ids_are_the_union_of_both_files(
+    config: object, generation: dict[str, Any], expected: tuple[int, ...]
+) -> None:
+    assert ModelConfig.from_mapping({**LLAMA, "eos_token_id": config}, generation).eos_token_ids == expected
+
+
+def test_rope_theta_is_found_in_either_spelling() -> None:
+    assert ModelConfig.from_mapping({**LLAMA, "rope_theta": 5e5}, {}).rope_theta == 5e5
+    parameters = {"rope_theta": 5e5, "rope_type": "default"}
+    assert ModelConfig.from_mapping({**LLAMA, "rope_parameters": parameters}, {}).rope_theta == 5e5
+    assert ModelConfig.from_mapping(LLAMA, {}).rope_theta == 1e4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "'MambaForCausalLM' is not supported; supported: LlamaForCausalLM"),
+        ({"architectures": None}, "None is not supported"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope type 'yarn'"),
+        ({"rope_scaling": {"type": "linear"}}, "rope type 'linear'"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"attention_bias": True}, "attention_bias True"),
+        ({"mlp_bias": True}, "mlp_bias True"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ({"hidden_size": "big"}, r"config\.json"),
+    ],
+)
+def test_what_would_compute_something_else_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, **change}))
+    with pytest.raises(ModelLoadError, match=message):
+        ModelConfig.load(tmp_path)
+
+
+def test_a_missing_key_and_a_missing_file_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"config\.json: no such file"):
+        ModelConfig.load(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in LLAMA.items() if k != "vocab_size"}))
+    with pytest.raises(ModelLoadError, match="'vocab_size' is missing"):
+        ModelConfig.load(tmp_path)
