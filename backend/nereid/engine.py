@@ -136,10 +136,15 @@ class Engine:
 
     def _loop(self) -> None:
         failure: EngineError = EngineDeadError("the engine's loop thread died")
+        was_idle = True
         try:
             while not self._drained():
-                self._receive(block=not self._scheduler.has_work)
+                idle = not self._scheduler.has_work
+                if idle and not was_idle:
+                    self._scheduler.check_integrity()
+                self._receive(block=idle)
                 self.step()
+                was_idle = idle
             failure = EngineStoppedError("the model is being unloaded or the server is stopping")
         except BaseException as error:  # whatever it is, requests must hear of it
             _LOG.exception("the engine's loop thread died")

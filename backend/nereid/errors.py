@@ -3,6 +3,8 @@
     NereidError
     |-- ConfigError             INVALID_ARGUMENT   a setting of the deployment is wrong
     |-- ModelLoadError          INVALID_ARGUMENT   the model's files are missing, damaged or not supported
+    |-- PackageError            INTERNAL           a package could not be fetched or unpacked
+    |-- ServerError             INTERNAL           the server did not start, or ended by itself
     |-- RequestError            ends one request and no other
     |   |-- InvalidRequestError     INVALID_ARGUMENT   names the field, its value and what is allowed
     |   |-- QueueFullError          UNAVAILABLE        the waiting queue is at its limit
@@ -50,6 +52,14 @@ class ModelLoadError(NereidError):
     """The model cannot be loaded; the message names the file or the setting."""
 
     code = ErrorCode.INVALID_ARGUMENT
+
+
+class PackageError(NereidError):
+    """A package could not be fetched or unpacked; the message says why and names pip's log."""
+
+
+class ServerError(NereidError):
+    """The server did not start, or ended by itself; the message gives its own reason."""
 
 
 class RequestError(NereidError):

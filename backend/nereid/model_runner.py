@@ -17,7 +17,7 @@ from nereid.kv_cache.groups import groups_of
 from nereid.kv_cache.storage import KVCacheStorage
 from nereid.model_config import ModelConfig
 from nereid.model_input import BatchState, RequestTokens
-from nereid.models.registry import load_model
+from nereid.models.registry import Model, load_model
 from nereid.sampling.noise import noise_key
 from nereid.sampling.sampler import SamplingRow, sample
 
@@ -47,6 +47,10 @@ class ModelRunner:
             "%s on the CPU with %d threads; KV cache: %d blocks of %d tokens, %.0f MiB",
             dtype, torch.get_num_threads(), num_blocks, group.block_size, num_blocks * group.bytes_per_block / 2**20,
         )  # fmt: skip
+
+    @property
+    def model(self) -> Model:
+        return self._model
 
     @property
     def kv_cache(self) -> KVCacheStorage:

@@ -16,16 +16,12 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from nereid.errors import NereidError
+from nereid.errors import PackageError
 from nereid.paths import Progress, cache_dir
 
 _MIB = 1 << 20
 _POLL_S = 0.1
 _REPORT_S = 1.0
-
-
-class PackageError(NereidError):
-    """A package could not be fetched or unpacked; the message says why and names pip's log."""
 
 
 def fetch_wheel(requirement: str, size_mib: int, folder: Path, progress: Progress) -> Path:

@@ -6,13 +6,17 @@ Reference: transformers' own dense pass. Every unused block is full of NaN.
 from __future__ import annotations
 
 import random
+import unittest.mock
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 
+from nereid.kv_cache.storage import KVCacheStorage
+from nereid.model_input import ModelInput
 from nereid.request import Request, SamplingParams
+from tests.conftest import TOLERANCES
 from tests.engine.tiny import VOCAB, IdentityRule, SteppedEngine, reference_logits
 
 BLOCK = 8
@@ -112,13 +116,34 @@ def test_nan_logits_end_that_request_alone(model: transformers.LlamaForCausalLM,
     check(model, [requests[0], requests[2]], engine.tokens)
 
 
-def test_logits_equal_transformers(model: transformers.LlamaForCausalLM, directory: Path) -> None:
-    """Untied and biased variants are covered by the families' tests; this is the plain one, to the bit that matters."""
-    (request,) = make_requests([50], max_tokens=1)
-    engine = SteppedEngine(directory, {"block_size": BLOCK})
+def logits_of(directory: Path, request: Request, dtype: str) -> torch.Tensor:
+    """The logits [1, vocabulary] by which the engine draws a request's first token."""
+    engine = SteppedEngine(directory, {"block_size": BLOCK, "dtype": dtype})
     seen: list[torch.Tensor] = []
-    forward = engine.runner._model.forward
-    engine.runner._model.forward = lambda *a: seen.append(forward(*a)) or seen[-1]  # type: ignore[method-assign,func-returns-value]
-    engine.run([request])
-    expected = reference_logits(model, request.prompt_token_ids, engine.tokens[0])
-    torch.testing.assert_close(seen[0], expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+    forward = engine.runner.model.forward
+
+    def record(batch: ModelInput, cache: KVCacheStorage) -> torch.Tensor:
+        seen.append(forward(batch, cache))
+        return seen[-1]
+
+    with unittest.mock.patch.object(engine.runner.model, "forward", record):
+        engine.run([request])
+    return seen[0]
+
+
+def test_logits_equal_transformers(model: transformers.LlamaForCausalLM, directory: Path) -> None:
+    (request,) = make_requests([50], max_tokens=1)
+    expected = reference_logits(model, request.prompt_token_ids, [0])
+    bound = TOLERANCES["logits_float32"] * float(expected.abs().max())
+    torch.testing.assert_close(logits_of(directory, request, "float32"), expected, rtol=0, atol=bound)
+
+
+def test_bfloat16_is_as_close_as_transformers_own_bfloat16(
+    model: transformers.LlamaForCausalLM, directory: Path
+) -> None:
+    (request,) = make_requests([50], max_tokens=1)
+    expected = reference_logits(model, request.prompt_token_ids, [0])
+    half: transformers.LlamaForCausalLM = transformers.LlamaForCausalLM.from_pretrained(directory, dtype=torch.bfloat16)
+    theirs = (reference_logits(half, request.prompt_token_ids, [0]).float() - expected).abs().max()
+    ours = (logits_of(directory, request, "bfloat16") - expected).abs().max()
+    assert float(ours) <= 2 * float(theirs)

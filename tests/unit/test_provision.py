@@ -19,8 +19,8 @@ from nereid.cli.repository import choose_models
 from nereid.cli.sample import curl_command, sample_prompt
 from nereid.cli.serve import check_ports
 from nereid.cli.server_log import load_failure
-from nereid.errors import ConfigError
-from nereid.packages import PackageError, require_space, unpack
+from nereid.errors import ConfigError, PackageError
+from nereid.packages import require_space, unpack
 
 
 def ignore(text: str) -> None:

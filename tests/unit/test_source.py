@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from nereid.errors import ConfigError, ModelLoadError
+from nereid.errors import ConfigError, ModelLoadError, PackageError
 from nereid.models.source import resolve
-from nereid.packages import PackageError, fetch_wheel
+from nereid.packages import fetch_wheel
 from nereid.paths import build_once, cache_dir
 
 

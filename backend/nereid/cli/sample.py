@@ -13,10 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
 from nereid.cli.server_process import HOST
+from nereid.errors import NereidError
+from nereid.tokenization.chat_template import ChatTemplate
 
 _QUESTION = "What is the capital of France?"
 _PLAIN_PROMPT = "The capital of France is"
@@ -26,28 +25,10 @@ _TIMEOUT_S = 120.0
 
 def sample_prompt(directory: Path) -> str:
     """A question in the chat format of the model in `directory`, or the start of a sentence where it has none."""
-    settings = _read_settings(directory)
-    template = settings.get("chat_template")
-    if not isinstance(template, str):
+    try:
+        return ChatTemplate(directory).render([{"role": "user", "content": _QUESTION}])
+    except NereidError:
         return _PLAIN_PROMPT
-    tokens = {name: settings[name] for name in ("bos_token", "eos_token") if isinstance(settings.get(name), str)}
-    messages = [{"role": "user", "content": _QUESTION}]
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    try:
-        return environment.from_string(template).render(messages=messages, add_generation_prompt=True, **tokens)
-    except jinja2.TemplateError:
-        return _PLAIN_PROMPT  # it calls what only a full chat implementation has; the server does not depend on it
-
-
-def _read_settings(directory: Path) -> dict[str, Any]:
-    """tokenizer_config.json, with the template of chat_template.jinja where there is one."""
-    settings: dict[str, Any] = {}
-    try:
-        settings = json.loads((directory / "tokenizer_config.json").read_text("utf-8"))
-        settings["chat_template"] = (directory / "chat_template.jinja").read_text("utf-8")
-    except (OSError, ValueError):
-        pass
-    return settings
 
 
 def curl_command(port: int, model: str, prompt: str, *, stream: bool) -> str:

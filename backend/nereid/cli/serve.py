@@ -22,9 +22,9 @@ from nereid.cli.report import Report
 from nereid.cli.repository import PreparedModel, choose_models, prepare_models
 from nereid.cli.sample import curl_command, sample_prompt, stream_answer, streams
 from nereid.cli.server_log import LogCopy
-from nereid.cli.server_process import HOST, ServerError, ServerOptions, TritonServer
+from nereid.cli.server_process import HOST, ServerOptions, TritonServer
 from nereid.cli.supervisor import Supervisor
-from nereid.errors import ConfigError
+from nereid.errors import ConfigError, ServerError
 from nereid.paths import cache_dir
 
 _DEFAULT_MODEL = "smollm2"

@@ -20,17 +20,13 @@ from types import TracebackType
 from nereid.cli.processes import kill_session, listens, session_processes, tie_to_parent
 from nereid.cli.provision import libpython_folder
 from nereid.cli.server_log import load_failure
-from nereid.errors import NereidError
+from nereid.errors import ServerError
 
 HOST = "127.0.0.1"
 _SHM = Path("/dev/shm")
 _POLL_S = 0.05
 _KILL_GRACE_S = 10.0
 _STUB = "triton_python_backend_stub"
-
-
-class ServerError(NereidError):
-    """The server did not start, or ended by itself; the message gives its own reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from nereid.cli.server_process import HOST, ServerError, TritonServer
+from nereid.cli.server_process import HOST, TritonServer
+from nereid.errors import ServerError
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """SIGHUP: the terminal is gone."""
