@@ -1,4 +1,4 @@
-"""Plain data between the scheduler, the executor and the model runner: ints and tuples only, picklable.
+"""Plain data between the engine, the executor and the model runner: numbers and tuples only, picklable.
 
 A plan (`SchedulerOutput`) sends a request's prompt and sampling parameters once, in the step that first schedules it;
 afterwards only what changed. The executor keeps the tokens; the plan carries counts.
@@ -79,3 +79,13 @@ class Capacity:
     num_blocks: int
     bytes_per_block: int
     group_block_sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A look at the engine, for metrics. kv_cache_usage: share of the blocks in use, 0 to 1."""
+
+    num_running: int
+    num_waiting: int
+    kv_cache_usage: float
+    num_preemptions: int

@@ -14,9 +14,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from nereid.batch import Capacity, SchedulerOutput, StepResult
+from nereid.batch import Capacity, EngineStats, SchedulerOutput, StepResult
 from nereid.config import EngineConfig
 from nereid.errors import (
     EngineDeadError,
@@ -50,16 +49,6 @@ _LOG = logging.getLogger(__name__)
 _IDLE_WAIT_S = 0.5
 
 Emit = Callable[[tuple[RequestOutput, ...]], None]
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """A look at the engine, for metrics. kv_cache_usage: share of the blocks in use, 0 to 1."""
-
-    num_running: int
-    num_waiting: int
-    kv_cache_usage: float
-    num_preemptions: int
 
 
 class Engine:

@@ -155,15 +155,19 @@ class Scheduler:
         return state
 
     def _admit(self, rows: dict[int, ScheduledRequest], budget: int) -> list[NewRequest]:
-        """Start waiting requests while budget, places and blocks for their known tokens last."""
+        """Start waiting requests while budget, places and blocks for all their known tokens last."""
         new_requests = []
+        # Prompts that are still being chunked take their blocks as they go; those are not to be had twice.
+        promised = sum(map(self._num_missing_blocks, self._running))
         while self._waiting and budget > 0 and len(self._running) < self._config.max_num_seqs:
             state = self._waiting[0]
-            if not self._kv_cache.has_room(state.num_tokens):
+            promised += self._num_missing_blocks(state)
+            if promised > self._kv_cache.num_free_blocks:
                 break
             count = min(state.num_tokens, budget)
             blocks = self._kv_cache.grow(state.request_id, count)
-            assert blocks is not None, "has_room promised these blocks"
+            assert blocks is not None, "there are as many blocks as were counted"
+            promised -= sum(map(len, blocks))
             self._waiting.popleft()
             self._running.append(state)
             rows[state.request_id] = self._row(state, count, blocks, restarted=state.known_to_executor)
@@ -174,6 +178,9 @@ class Scheduler:
                 state.known_to_executor = True
             budget -= count
         return new_requests
+
+    def _num_missing_blocks(self, state: RequestState) -> int:
+        return self._kv_cache.num_missing_blocks(state.request_id, state.num_tokens)
 
     @staticmethod
     def _row(state: RequestState, count: int, blocks: BlockIds, *, restarted: bool) -> ScheduledRequest:

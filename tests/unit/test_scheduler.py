@@ -75,6 +75,15 @@ def test_waiting_requests_start_in_order_of_arrival() -> None:
     assert list(counts(run_step(scheduler)[0])) == [4]
 
 
+def test_a_prompt_in_chunks_keeps_the_blocks_that_it_will_need() -> None:
+    scheduler = make_scheduler(num_blocks=11, max_num_batched_tokens=8)  # ten blocks of four
+    scheduler.add(make_request(1, 30, max_tokens=1))
+    scheduler.add(make_request(2, 16, max_tokens=1))
+    plans = [run_step(scheduler)[0] for _ in range(6)]
+    assert [list(counts(plan)) for plan in plans] == [[1], [1], [1], [1], [2], [2]]
+    assert scheduler.num_preemptions == 0
+
+
 def test_the_latest_arrival_is_preempted_and_comes_back_whole() -> None:
     scheduler = make_scheduler(num_blocks=5)  # four blocks of four
     first, second = scheduler.add(make_request(1, 8)), scheduler.add(make_request(2, 7))

@@ -31,12 +31,21 @@ class KVCacheManager:
         """Share of the blocks in use, 0 to 1."""
         return self._pool.num_in_use / self._pool.num_blocks
 
-    def has_room(self, num_tokens: int) -> bool:
-        """Whether a request without blocks would get slots for `num_tokens` tokens now."""
-        return sum(self._blocks_for(num_tokens)) <= self._pool.num_free
+    @property
+    def num_free_blocks(self) -> int:
+        return self._pool.num_free
 
-    def _blocks_for(self, num_tokens: int) -> list[int]:
-        return [-(-num_tokens // size) for size in self._block_sizes]
+    def num_missing_blocks(self, request_id: int, num_tokens: int) -> int:
+        """How many blocks the request still needs for its first `num_tokens` tokens, over all groups."""
+        return sum(self._missing(self._tables.get(request_id) or self._no_tables(), num_tokens))
+
+    def _no_tables(self) -> tuple[list[int], ...]:
+        return tuple([] for _ in self._block_sizes)
+
+    def _missing(self, tables: tuple[list[int], ...], num_tokens: int) -> list[int]:
+        return [
+            max(0, -(-num_tokens // size) - len(table)) for size, table in zip(self._block_sizes, tables, strict=True)
+        ]
 
     @property
     def tables(self) -> Mapping[int, tuple[list[int], ...]]:
@@ -48,9 +57,8 @@ class KVCacheManager:
 
         Returns the blocks added, by group; None (and nothing changed) where the pool has too few.
         """
-        tables = self._tables.get(request_id) or tuple([] for _ in self._block_sizes)
-        needed = self._blocks_for(num_tokens)
-        missing = [max(0, count - len(table)) for count, table in zip(needed, tables, strict=True)]
+        tables = self._tables.get(request_id) or self._no_tables()
+        missing = self._missing(tables, num_tokens)
         blocks = self._pool.allocate(sum(missing))
         if blocks is None:
             return None

@@ -10,7 +10,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from nereid.engine import EngineStats
+from nereid.batch import EngineStats
 
 _GAUGES = {
     "vllm:num_requests_running": "Requests that take part in steps now.",
