@@ -17,12 +17,16 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc as grpcclient
 
+PROMPT = "Once upon a time"
+
 
 def kv_cache_usage(metrics_url: str, model: str) -> float:
     with urllib.request.urlopen(f"http://{metrics_url}/metrics", timeout=10) as response:
         text = response.read().decode()
     match = re.search(rf'^vllm:kv_cache_usage_perc{{[^}}]*model_name="{model}"[^}}]*}} (\S+)', text, re.MULTILINE)
-    return float(match[1]) if match else float("nan")
+    if match is None:
+        raise OSError(f"the metrics do not know a model {model}")
+    return float(match[1])
 
 
 def main() -> int:
@@ -34,7 +38,7 @@ def main() -> int:
     args = parser.parse_args()
 
     text = grpcclient.InferInput("text_input", [1], "BYTES")
-    text.set_data_from_numpy(np.array([b"Once upon a time"], dtype=object))
+    text.set_data_from_numpy(np.array([PROMPT.encode()], dtype=object))
     stream = grpcclient.InferInput("stream", [1], "BOOL")
     stream.set_data_from_numpy(np.array([True]))
     sampling = grpcclient.InferInput("sampling_parameters", [1], "BYTES")
@@ -42,7 +46,7 @@ def main() -> int:
     sampling.set_data_from_numpy(np.array([json.dumps(settings).encode()], dtype=object))
 
     responses: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
-    print(f"KV cache in use before: {kv_cache_usage(args.metrics_url, args.model):.2%}")
+    print(f"KV cache in use before: {kv_cache_usage(args.metrics_url, args.model):.2%}\n{PROMPT}", end="")
     client = grpcclient.InferenceServerClient(args.url)
     client.start_stream(lambda result, error: responses.put((result, error)))
     client.async_stream_infer(args.model, [text, stream, sampling])
@@ -62,4 +66,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except OSError as error:
+        sys.exit(f"no metrics from the server: {error}; is `./nereid serve` running, and --metrics-url right?")

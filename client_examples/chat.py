@@ -1,4 +1,4 @@
-"""A chat in the terminal. Answers stream in; Ctrl-C cancels the answer, Ctrl-D ends the chat.
+"""A chat in the terminal. Answers stream in; Ctrl-C cancels an answer; at the prompt it ends the chat, as Ctrl-D does.
 
 The model's chat template turns the conversation into a prompt; it is read from the model that Nereid prepared.
 """
@@ -8,11 +8,17 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import readline  # noqa: F401  gives `input` line editing and a history
 import sys
 from pathlib import Path
 
+from nereid.errors import NereidError
 from nereid.models.source import resolve
 from nereid.tokenization.chat_template import ChatTemplate
+
+
+class NoAnswerError(Exception):
+    """The server refused the request, or ended it with an error."""
 
 
 def stream_answer(args: argparse.Namespace, prompt: str) -> str:
@@ -23,18 +29,16 @@ def stream_answer(args: argparse.Namespace, prompt: str) -> str:
     answer = ""
     try:
         connection.request("POST", f"/v2/models/{args.model}/generate_stream", json.dumps(body))
-        response = connection.getresponse()
-        if response.status != 200:
-            print(f"[HTTP {response.status}: {response.read().decode()}]")
-            return answer
-        for line in response:
-            if line.startswith(b"data:"):
-                event = json.loads(line.removeprefix(b"data:"))
-                delta = f"[{event['error']}]" if "error" in event else event["text_output"]
-                answer += delta
-                print(delta, end="", flush=True)
+        for line in connection.getresponse():
+            event = json.loads(line.strip().removeprefix(b"data:") or "{}")
+            if "error" in event:
+                raise NoAnswerError(event["error"])
+            answer += event.get("text_output", "")
+            print(event.get("text_output", ""), end="", flush=True)
     except KeyboardInterrupt:
         print(" [cancelled]", end="")
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise NoAnswerError(f"{error}; is `./nereid serve` running, and --url its HTTP address?") from error
     finally:
         connection.close()
         print()
@@ -55,14 +59,22 @@ def main() -> int:
     messages = [{"role": "system", "content": args.system}]
     while True:
         try:
-            question = input("> ")
+            question = input("> ").strip()
         except (EOFError, KeyboardInterrupt):
             print()
             return 0
+        if not question:
+            continue
         messages.append({"role": "user", "content": question})
-        answer = stream_answer(args, template.render(messages))
-        messages.append({"role": "assistant", "content": answer})
+        try:
+            messages.append({"role": "assistant", "content": stream_answer(args, template.render(messages))})
+        except NoAnswerError as error:
+            print(f"[{error}]\n[the question is taken back]", file=sys.stderr)
+            del messages[-1]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except NereidError as error:
+        sys.exit(str(error))

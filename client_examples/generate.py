@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import sys
 import urllib.error
@@ -46,4 +47,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except (OSError, http.client.HTTPException) as error:
+        sys.exit(f"no answer from the server: {error}; is `./nereid serve` running, and --url its HTTP address?")
+    except KeyboardInterrupt:
+        sys.exit(130)

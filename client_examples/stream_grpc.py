@@ -42,8 +42,9 @@ def main() -> int:
     responses: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
     texts = {str(index): "" for index in range(len(args.prompts))}
     running = set(texts)
-    with grpcclient.InferenceServerClient(args.url) as client:
-        client.start_stream(lambda result, error: responses.put((result, error)))
+    client = grpcclient.InferenceServerClient(args.url)
+    client.start_stream(lambda result, error: responses.put((result, error)))
+    try:
         for index, prompt in enumerate(args.prompts):
             sampling = {"max_tokens": args.max_tokens, "temperature": 0.0}
             client.async_stream_infer(args.model, inputs_for(prompt, sampling), request_id=str(index))
@@ -58,10 +59,15 @@ def main() -> int:
             print(f"[{response.id}] {delta!r}")
             if response.parameters["triton_final_response"].bool_param:
                 running.discard(response.id)
+    finally:
+        client.stop_stream(cancel_requests=True)  # what still runs, after an error or Ctrl-C, ends here
     for index, prompt in enumerate(args.prompts):
         print(f"{prompt}{texts[str(index)]}\n---")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

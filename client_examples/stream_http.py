@@ -6,6 +6,7 @@ Standard library only. Closing the connection cancels the request.
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import sys
 import urllib.error
@@ -51,4 +52,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except (OSError, http.client.HTTPException) as error:
+        sys.exit(f"no answer from the server: {error}; is `./nereid serve` running, and --url its HTTP address?")
+    except KeyboardInterrupt:
+        sys.exit(130)

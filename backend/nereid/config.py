@@ -5,14 +5,13 @@ A key that is not a field here is refused by name, as is a value of the wrong ty
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from nereid.errors import ConfigError, shorten
+from nereid.errors import ConfigError, shorten, suggest
 
 DTYPES = ("auto", "bfloat16", "float32")
 _GIB = 1 << 30
@@ -72,7 +71,7 @@ class EngineConfig:
         known = {f.name for f in fields(cls)}
         for key in settings:
             if key not in known:
-                raise ConfigError(f"unknown setting {shorten(key)}{_suggest(str(key), known)}")
+                raise ConfigError(f"unknown setting {shorten(key)}{suggest(key, known)}")
         if "model" not in settings:
             raise ConfigError("setting 'model' is missing: a directory, package:NAME or a hub id")
         return cls(**settings)  # type: ignore[arg-type]  # types are checked in __post_init__
@@ -87,11 +86,6 @@ class EngineConfig:
             return cls.from_mapping(settings)
         except (OSError, ValueError, ConfigError) as error:
             raise ConfigError(f"{path}: {error}") from error
-
-
-def _suggest(key: str, known: set[str]) -> str:
-    close = difflib.get_close_matches(key, sorted(known), n=1)
-    return f" (did you mean '{close[0]}'?)" if close else f"; known: {', '.join(sorted(known))}"
 
 
 def _check(name: str, value: object, rule: Mapping[str, Any]) -> None:

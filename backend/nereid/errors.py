@@ -21,6 +21,8 @@ Nothing here imports anything of Nereid; anything of Nereid may import this.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from enum import Enum
 from typing import ClassVar
 
@@ -125,3 +127,10 @@ def shorten(value: object, limit: int = _VALUE_CHARS) -> str:
         value = value[: limit + 1]
     text = repr(value).encode("utf-8", "backslashreplace").decode("utf-8")
     return text if len(text) <= limit else text[:limit] + "..."
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """How a message about an unknown name goes on: the known name that it resembles, or else all known names."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f" (did you mean '{close[0]}'?)" if close else f"; known: {', '.join(names)}"

@@ -98,7 +98,7 @@ class Scheduler:
         prompt_len = len(request.prompt_token_ids)
         room = self._max_model_len - prompt_len
         if not prompt_len:
-            raise InvalidRequestError.of_field("text_input", "no tokens", "a prompt of at least one token")
+            raise InvalidRequestError("text_input: got a prompt without tokens; allowed: at least one token")
         if room < 1:
             allowed = f"at most {self._max_model_len - 1} tokens (max_model_len {self._max_model_len}, output included)"
             raise InvalidRequestError(f"text_input: got a prompt of {prompt_len} tokens; allowed: {allowed}")

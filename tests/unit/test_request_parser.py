@@ -134,7 +134,6 @@ WRONG_VALUES: dict[str, list[object]] = {
     "stop_token_ids": [[100], [-1], [2**40], ["1"], [True], 5, "5", "["],
     "ignore_eos": [1, "yes", []],
     "timeout_ms": [0, -5, "soon"],
-    "temprature": [0.5],
 }
 
 
@@ -145,11 +144,20 @@ def test_a_wrong_value_is_refused_by_name(name: str, value: object) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "message"),
+    [("temprature", "unknown parameter 'temprature' .did you mean 'temperature'"), ("zzz", "known: ignore_eos, max")],
+)
+def test_an_unknown_name_is_refused(name: str, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        sampling(**{name: 0.5})
+
+
+@pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({}, "text_input, input_ids: got 'neither'"),
-        ({"text_input": "w1", "input_ids": [1]}, "got 'both'"),
-        ({"text_input": ""}, "text_input: got 'no ids'|text_input"),
+        ({}, "text_input, input_ids: got neither"),
+        ({"text_input": "w1", "input_ids": [1]}, "got both"),
+        ({"text_input": ""}, "text_input: got a prompt without tokens"),
         ({"input_ids": np.array([], dtype=np.int32)}, "input_ids"),
         ({"input_ids": [100]}, "input_ids: got 100; allowed: token ids from 0 to 99"),
         ({"input_ids": [-1]}, "input_ids: got -1"),

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from nereid.errors import NereidError
 
-_COMMANDS = "serve, test, check"
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit status."""
@@ -37,10 +35,12 @@ def _run(given: list[str]) -> int:
         from nereid.cli.checks import run_tests
 
         return run_tests(given[1:])
-    if given[:1] == ["check"]:
+    if given[:1] == ["check"] and not {"-h", "--help"} & set(given):
         from nereid.cli.checks import run_checks
 
         return run_checks(given[1:])
+    if given in ([], ["help"]):
+        given = ["--help"]
     split = given.index("--") if "--" in given else len(given)
     options = _parser().parse_args(given[:split])
     from nereid.cli.serve import ServeOptions, serve
@@ -60,16 +60,15 @@ def _run(given: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="nereid", description="Serve language models in Triton Inference Server.")
-    commands = parser.add_subparsers(required=True, metavar=_COMMANDS)
+    commands = parser.add_subparsers(required=True)
     serve = commands.add_parser(
         "serve",
         help="start the server on this machine and stay in the foreground",
         epilog="What follows `--` is given to tritonserver as it is.",
     )
-    serve.add_argument("--model-repository", type=Path, metavar="DIR", help="default: the project's own, model smollm2")
-    serve.add_argument(
-        "--model", action="append", default=[], metavar="NAME", help="a model to load; may be repeated (default: all)"
-    )
+    serve.add_argument("--model-repository", type=Path, metavar="DIR", help="default: the project's own")
+    which = "a model to load; may be repeated (default: all of a given DIR, smollm2 of the project's own)"
+    serve.add_argument("--model", action="append", default=[], metavar="NAME", help=which)
     for name, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
         serve.add_argument(f"--{name}-port", type=_port, default=port, metavar="N", help=f"default: {port}")
     serve.add_argument("--log-verbose", action="store_true", help="show the server's log here, too")

@@ -1,6 +1,6 @@
 """A model repository as the launcher sees it: which models it holds, and what Nereid's own ones need before serving.
 
-Always holds: a model without a model.json is not Nereid's; it is served, and otherwise left alone.
+Always holds: a model whose model.py does not import Nereid's class is not Nereid's; it is served, and left alone.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nereid.config import EngineConfig
-from nereid.errors import ConfigError
+from nereid.errors import ConfigError, ModelLoadError
 from nereid.models.source import resolve
 from nereid.paths import Progress
 
 _SETTINGS = "model.json"
+_CLASS = "nereid.server.model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,23 @@ def prepare_models(repository: Path, names: Sequence[str], progress: Progress) -
     prepared = []
     for name in names:
         for version in _versions(repository / name):
-            if (version / _SETTINGS).is_file():
-                model = EngineConfig.load(version / _SETTINGS).model
-                prepared.append(PreparedModel(name, resolve(model, version, progress)))
+            if _is_nereids(version):
+                prepared.append(PreparedModel(name, _prepare(version, progress)))
     return prepared
+
+
+def _is_nereids(version: Path) -> bool:
+    source = version / "model.py"
+    return (version / _SETTINGS).is_file() or (source.is_file() and _CLASS in source.read_text("utf-8", "replace"))
+
+
+def _prepare(version: Path, progress: Progress) -> Path:
+    settings = version / _SETTINGS
+    model = EngineConfig.load(settings).model
+    try:
+        return resolve(model, version, progress)
+    except (ConfigError, ModelLoadError) as error:
+        raise type(error)(f"{settings}: {error}") from error
 
 
 def _versions(folder: Path) -> list[Path]:

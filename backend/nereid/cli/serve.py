@@ -115,7 +115,7 @@ def _run(
         copy.start()
     try:
         if _wait_ready(server, supervisor, report):
-            report.say(f"READY {time.monotonic() - started:.1f} s after the start. Ctrl-C drains and ends.")
+            report.say(f"READY: server and model took {time.monotonic() - started:.1f} s. Ctrl-C drains and ends.")
             _announce(server.options, prepared, supervisor, report)
         return supervisor.run()
     finally:

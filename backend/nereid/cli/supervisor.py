@@ -55,7 +55,8 @@ class Supervisor:
         if self._stop_asked_at is None:
             self._stop_asked_at = time.monotonic()
             self._server.terminate()
-            os.write(2, b"\nnereid: finishing the running requests; once more to end at once\n")
+            limit_s = self._server.options.exit_timeout_s
+            os.write(2, b"\nnereid: ending; requests that run get up to %d s; once more to end at once\n" % limit_s)
         else:
             self._kill()
 

@@ -43,9 +43,15 @@ class EngineMetrics:
             self._preemptions.increment(grown)
             self._num_preemptions += grown
 
-    def clear(self) -> None:
-        """Show an empty engine: the server keeps the last values of a model that is gone."""
+    def close(self) -> None:
+        """Show an empty engine, since the server keeps the last values of a model that is gone; then let go of them.
+
+        A metric that is still held when the stub exits makes it crash (server 2.51): metrics go before their families.
+        """
         self._set(0, 0, 0.0)
+        self._gauges.clear()
+        self._families.clear()
+        del self._preemptions, self._preemptions_family
 
     def _set(self, running: int, waiting: int, usage: float) -> None:
         for gauge, value in zip(self._gauges.values(), (running, waiting, usage), strict=True):

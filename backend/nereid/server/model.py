@@ -44,6 +44,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the model. An error here is the reason that the server shows for a model that did not load."""
         from nereid.config import EngineConfig
+        from nereid.errors import ConfigError
         from nereid.server.housekeeper import Housekeeper
         from nereid.server.metrics import EngineMetrics
         from nereid.server.service import Service
@@ -56,7 +57,10 @@ class TritonPythonModel:
         policy = json.loads(args["model_config"]).get("model_transaction_policy", {})
         config = EngineConfig.load(folder / SETTINGS_FILE)
         decoupled = bool(policy.get("decoupled", False))
-        self._service: Service = Service(config, folder, decoupled=decoupled, to_failure=to_failure)
+        try:
+            self._service: Service = Service(config, folder, decoupled=decoupled, to_failure=to_failure)
+        except ConfigError as error:
+            raise ConfigError(f"{folder / SETTINGS_FILE}: {error}") from error
         self._metrics: EngineMetrics = EngineMetrics(name, version)
         watch = UnloadWatch(name, parent_address(), self._service.drain)
         self._housekeeper: Housekeeper = Housekeeper([self._publish, watch.check])
@@ -84,8 +88,8 @@ class TritonPythonModel:
         """Drain and free everything."""
         self._housekeeper.close()
         self._service.close()
-        self._metrics.clear()
-        del self._service
+        self._metrics.close()
+        del self._service, self._metrics, self._housekeeper
 
 
 def _log_to_stderr(model_name: str) -> None:

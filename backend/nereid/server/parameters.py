@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nereid.errors import InvalidRequestError, shorten
+from nereid.errors import InvalidRequestError, shorten, suggest
 from nereid.request import SamplingParams
 
 TIMEOUT = "timeout_ms"
@@ -37,7 +37,7 @@ def parse_parameters(given: Mapping[str, object], limits: Limits) -> tuple[Sampl
     values: dict[str, Any] = {}
     for name, value in given.items():
         if name not in _READERS:
-            raise InvalidRequestError.of_field("parameter", name, f"one of {', '.join(sorted(_READERS))}")
+            raise InvalidRequestError(f"unknown parameter {shorten(name)}{suggest(name, _READERS)}")
         if value is not None:
             values[name] = _READERS[name](name, value)
     timeout_ms = values.pop(TIMEOUT, limits.default_timeout_ms)

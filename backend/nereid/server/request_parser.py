@@ -68,7 +68,7 @@ class RequestParser:
         text, ids = _text(raw, "text_input"), raw.inputs.get("input_ids")
         if (text is None) == (ids is None):
             given = "neither" if text is None else "both"
-            raise InvalidRequestError.of_field("text_input, input_ids", given, "exactly one of the two")
+            raise InvalidRequestError(f"text_input, input_ids: got {given}; allowed: exactly one of the two")
         if text is not None and len(text) > self._max_chars:
             raise InvalidRequestError(
                 f"text_input: got {len(text)} characters; allowed: at most max_model_len - 1 = "
@@ -102,7 +102,7 @@ class RequestParser:
         token_ids = prompt.token_ids if prompt.text is None else self._tokenizer.encode(prompt.text)
         if not token_ids:
             field = "input_ids" if prompt.text is None else "text_input"
-            raise InvalidRequestError.of_field(field, prompt.text or "no ids", "a prompt of at least one token")
+            raise InvalidRequestError(f"{field}: got a prompt without tokens; allowed: at least one token")
         return token_ids
 
     @staticmethod
