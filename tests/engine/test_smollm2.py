@@ -38,7 +38,7 @@ def compare(directory: Path, model: Any, num_prompts: int, num_tokens: int) -> N
     requests = [Request(i, tokenizer.encode(prompt), sampling, 0.0) for i, prompt in enumerate(prompts)]
     expected = [generate(model, request.prompt_token_ids, num_tokens) for request in requests]
     for max_num_seqs in (1, 16):
-        engine = SteppedEngine(directory, {"max_num_seqs": max_num_seqs, "num_blocks": 1500})
+        engine = SteppedEngine(directory, {"max_num_seqs": max_num_seqs, "num_blocks": 1000})
         tokens = engine.run(requests)
         rule = IdentityRule()
         for request, logits in zip(requests, expected, strict=True):

@@ -62,6 +62,7 @@ class SteppedEngine:
         max_model_len = min(self.model_config.max_position_embeddings, self.kv_cache.max_tokens)
         self.scheduler = Scheduler(self.config, self.kv_cache, max_model_len, self.model_config.eos_token_ids)
         self.tokens: dict[int, list[int]] = {}
+        self.used: set[int] = set()
 
     def step(self) -> list[Advance]:
         """One step; requests that end are finished; blocks that fall free are filled with NaN again."""
@@ -79,8 +80,8 @@ class SteppedEngine:
 
     def _poison_free_blocks(self) -> None:
         used = {block for tables in self.kv_cache.tables.values() for table in tables for block in table}
-        free = [block for block in range(1, self.runner.capacity.num_blocks) if block not in used]
-        self.runner.kv_cache.pool[free] = float("nan")
+        self.runner.kv_cache.pool[sorted(self.used - used)] = float("nan")
+        self.used = used
 
     def run(self, requests: Iterable[Request]) -> dict[int, list[int]]:
         """All requests at once, to their ends; their tokens by id."""
