@@ -13,7 +13,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 from nereid.batch import Capacity, EngineStats, SchedulerOutput, StepResult
 from nereid.config import EngineConfig
@@ -144,13 +144,21 @@ class Engine:
 
     def step(self) -> None:
         """One step: end what ran out of time, schedule, run, sample, give out."""
-        ended = self._expire(time.monotonic())
+        self._give_out(self._expire(time.monotonic()))
         plan = self._scheduler.schedule()
         if plan.scheduled or plan.finished_ids:
-            result = self._run(plan)
-            ended += [self._advance(advance) for advance in self._scheduler.update(plan, result)]
-        if ended:
-            self._emit(tuple(ended))
+            advances = self._scheduler.update(plan, self._run(plan))
+            self._give_out(self._advance(advance) for advance in advances)
+
+    def _give_out(self, outputs: Iterable[RequestOutput]) -> None:
+        """Emit all that `outputs` yields, also where it stops with an error: those requests are forgotten already."""
+        made: list[RequestOutput] = []
+        try:
+            for output in outputs:
+                made.append(output)
+        finally:
+            if made:
+                self._emit(tuple(made))
 
     def _run(self, plan: SchedulerOutput) -> StepResult:
         timeout_s = self._config.step_timeout_s
@@ -197,19 +205,17 @@ class Engine:
             self._forget(state)
         return output
 
-    def _expire(self, now: float) -> list[RequestOutput]:
+    def _expire(self, now: float) -> Iterator[RequestOutput]:
         """End the requests whose deadline has passed, and those that waited too long."""
-        ended = []
         queue_timeout_s = self._config.queue_timeout_ms / 1e3
         for state in list(self._scheduler.requests()):
             request = state.request
             if request.deadline is not None and now >= request.deadline:
-                ended.append(self._outputs.end(request.request_id, FinishReason.TIMEOUT))
                 self._forget(state)
+                yield self._outputs.end(request.request_id, FinishReason.TIMEOUT)
             elif state.status is RequestStatus.WAITING and now - request.arrival_time >= queue_timeout_s:
                 waited = f"not scheduled within queue_timeout_ms ({self._config.queue_timeout_ms})"
-                ended.append(self._end_failed(state, QueueTimeoutError(waited)))
-        return ended
+                yield self._end_failed(state, QueueTimeoutError(waited))
 
     def _end_failed(self, state: RequestState, error: NereidError) -> RequestOutput:
         self._forget(state)

@@ -27,6 +27,7 @@ from enum import Enum
 from typing import ClassVar
 
 _VALUE_CHARS = 120
+_NAME_CHARS = 64
 
 
 class ErrorCode(Enum):
@@ -132,5 +133,5 @@ def shorten(value: object, limit: int = _VALUE_CHARS) -> str:
 def suggest(name: str, known: Iterable[str]) -> str:
     """How a message about an unknown name goes on: the known name that it resembles, or else all known names."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1)
+    close = difflib.get_close_matches(name[:_NAME_CHARS], names, n=1)
     return f" (did you mean '{close[0]}'?)" if close else f"; known: {', '.join(names)}"

@@ -6,6 +6,7 @@ Owns the reading of config.json and generation_config.json; nothing else in Nere
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 from nereid.errors import ModelLoadError, shorten
 
+_LOG = logging.getLogger(__name__)
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM",)
 _DEFAULT_ROPE_THETA = 10_000.0
 
@@ -72,7 +74,7 @@ class ModelConfig:
             rope_theta=_rope_theta(raw),
             max_position_embeddings=int(raw.get("max_position_embeddings", 2048)),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            eos_token_ids=tuple(sorted({*_ids(raw.get("eos_token_id")), *_ids(generation.get("eos_token_id"))})),
+            eos_token_ids=_eos_ids(raw, generation),
             bos_token_id=next(iter(_ids(raw.get("bos_token_id"))), None),
         )
 
@@ -93,6 +95,15 @@ def _ids(value: int | list[int] | None) -> tuple[int, ...]:
     if value is None:
         return ()
     return (int(value),) if isinstance(value, int) else tuple(int(v) for v in value)
+
+
+def _eos_ids(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
+    """The union of both files'; ids that the model cannot give are left out, with a warning."""
+    ids = {*_ids(raw.get("eos_token_id")), *_ids(generation.get("eos_token_id"))}
+    outside = {i for i in ids if not 0 <= i < int(raw["vocab_size"])}
+    if outside:
+        _LOG.warning("eos_token_id: %s lie outside the vocabulary and are ignored", sorted(outside))
+    return tuple(sorted(ids - outside))
 
 
 def _rope_theta(raw: Mapping[str, Any]) -> float:

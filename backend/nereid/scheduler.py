@@ -98,10 +98,10 @@ class Scheduler:
         prompt_len = len(request.prompt_token_ids)
         room = self._max_model_len - prompt_len
         if not prompt_len:
-            raise InvalidRequestError("text_input: got a prompt without tokens; allowed: at least one token")
+            raise InvalidRequestError("prompt: got no tokens; allowed: at least one token")
         if room < 1:
             allowed = f"at most {self._max_model_len - 1} tokens (max_model_len {self._max_model_len}, output included)"
-            raise InvalidRequestError(f"text_input: got a prompt of {prompt_len} tokens; allowed: {allowed}")
+            raise InvalidRequestError(f"prompt: got {prompt_len} tokens; allowed: {allowed}")
         free_places = self._config.max_num_seqs - len(self._running)
         if len(self._waiting) >= self._config.max_queue_size + free_places:
             raise QueueFullError(

@@ -188,10 +188,11 @@ def test_random_load_with_cancellations_ends_every_request_once(directory: Path)
 
 
 class BrokenExecutor:
-    """Fails, or hangs, at its second step."""
+    """Fails, or hangs, at its second step; the first takes `first_step_s`."""
 
-    def __init__(self, *, hang: bool) -> None:
+    def __init__(self, *, hang: bool, first_step_s: float = 0.0) -> None:
         self._hang = hang
+        self._first_step_s = first_step_s
         self._steps = 0
         self._failed = False
 
@@ -202,6 +203,7 @@ class BrokenExecutor:
         future: Future[StepResult] = Future()
         self._steps += 1
         if self._steps == 1:
+            time.sleep(self._first_step_s)
             future.set_result(StepResult(plan.step, ()))
         elif not self._hang:
             self._failed = True
@@ -246,3 +248,17 @@ def test_a_dead_loop_fails_every_request_present_and_later(directory: Path, hang
     engine.submit(Request(7000, (5,), SamplingParams(), 0.0))
     (late,) = outputs.wait_for(7000)
     assert late.failure is not None and "died" in late.failure.message
+
+
+def test_what_ended_before_a_failing_step_is_told_all_the_same(directory: Path) -> None:
+    outputs = Outputs()
+    executor = BrokenExecutor(hang=False, first_step_s=0.3)
+    config = EngineConfig(model="x", max_num_batched_tokens=4)
+    engine = Engine(config, ModelConfig.load(directory), Tokenizer(directory), executor, outputs.emit)
+    now = time.monotonic()
+    engine.submit(Request(1, tuple(range(3, 12)), SamplingParams(), now, deadline=now + 0.2))
+    engine.submit(Request(2, tuple(range(3, 12)), SamplingParams(), now, deadline=now + 100))
+    engine.start()
+    first, second = outputs.wait_for(1, 2)
+    assert first.finish_reason is FinishReason.TIMEOUT
+    assert second.failure is not None and second.failure.code is ErrorCode.UNAVAILABLE

@@ -70,6 +70,7 @@ def test_head_dim_is_derived_unless_it_is_given() -> None:
         (None, {"eos_token_id": 5}, (5,)),
         (2, {"eos_token_id": [5, 2]}, (2, 5)),
         (None, {}, ()),
+        ([2, 100, -1], {}, (2,)),
     ],
 )
 def test_end_of_sequence_ids_are_the_union_of_both_files(

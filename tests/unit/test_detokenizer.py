@@ -7,6 +7,8 @@ import random
 import threading
 
 import pytest
+import tokenizers
+from tokenizers import decoders, models
 
 from nereid.output_processor import OutputProcessor
 from nereid.request import FinishReason, Request, SamplingParams
@@ -154,3 +156,53 @@ def test_threads_may_share_a_tokenizer(smollm2_tokenizer: Tokenizer) -> None:
     for thread in threads:
         thread.join(60)
     assert not errors
+
+
+@pytest.fixture(scope="module")
+def byte_fallback(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """As SentencePiece models are: visible spaces, 256 byte tokens, a leading space that is not shown."""
+    words = ["<unk>", *(f"<0x{value:02X}>" for value in range(256)), "▁Hello", "▁world", "é", "▁", "a", "b", "中"]
+    library = tokenizers.Tokenizer(
+        models.BPE({word: i for i, word in enumerate(words)}, [], byte_fallback=True, unk_token="<unk>")
+    )
+    library.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    folder = tmp_path_factory.mktemp("byte-fallback")
+    library.save(str(folder / "tokenizer.json"))
+    return Tokenizer(folder)
+
+
+def byte_ids(text: str) -> list[int]:
+    return [1 + byte for byte in text.encode()]
+
+
+HELLO, WORLD = 257, 258
+
+
+def test_byte_fallback_characters_come_whole_and_at_once(byte_fallback: Tokenizer) -> None:
+    tokens = [HELLO, *byte_ids("文🙂"), WORLD, *byte_ids("é"), 261]
+    parts = pieces(byte_fallback, (), tokens)
+    assert "".join(parts) == byte_fallback.decode(tokens) == "Hello文🙂 worldéa"
+    assert parts[:8] == ["Hello", "", "", "文", "", "", "", "🙂"]
+
+
+def test_long_runs_of_byte_fallback_tokens_are_given_out_once(byte_fallback: Tokenizer) -> None:
+    text = "漢字かな" * 50
+    assert "".join(pieces(byte_fallback, (), [*byte_ids(text), WORLD])) == text + " world"
+    assert "".join(pieces(byte_fallback, (HELLO, *byte_ids("字")[:2]), byte_ids("字")[2:] + [WORLD])) == "字 world"
+
+
+def test_broken_byte_fallback_shows_what_is_whole_and_never_takes_it_back(byte_fallback: Tokenizer) -> None:
+    tokens = [*byte_ids("中文"), 1 + 0xE6, WORLD, 1 + 0xFF, 261]
+    assert "".join(pieces(byte_fallback, (), tokens)) == "中文\ufffd world\ufffda"
+    assert "".join(pieces(byte_fallback, (), tokens[:7])) == "中文\ufffd"
+
+
+def test_any_ids_of_a_byte_fallback_tokenizer_give_text_that_only_grows(byte_fallback: Tokenizer) -> None:
+    rng = random.Random(6)
+    for _ in range(2000):
+        tokens: list[int] = []
+        for _ in range(rng.randrange(1, 30)):
+            tokens += rng.choice([[HELLO], [WORLD], byte_ids(rng.choice("é中🙂~")), [261, 262], [260]])
+        assert "".join(pieces(byte_fallback, (), tokens)) == byte_fallback.decode(tokens)

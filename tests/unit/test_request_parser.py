@@ -47,7 +47,7 @@ def raw(_parameters: dict[str, object] | None = None, /, **inputs: Any) -> RawRe
 
 
 def parse(parser: RequestParser, request: RawRequest) -> tuple[Request, ReplyOptions]:
-    return parser.parse(request, parser.prompt(request))
+    return parser.encode(parser.check(request))
 
 
 def sampling(**given: object) -> SamplingParams:
@@ -119,7 +119,7 @@ def test_stops_as_text_or_list() -> None:
     assert sampling(stop=["a", "bc"]).stop == ("a", "bc")
     assert sampling(stop=[]).stop == ()
     assert sampling(stop_token_ids=[1, 99]).stop_token_ids == (1, 99)
-    assert sampling(stop_token_ids="[1, 99]").stop_token_ids == (1, 99)
+    assert sampling(stop_token_ids="[1, 99, 1]").stop_token_ids == (1, 99)
 
 
 WRONG_VALUES: dict[str, list[object]] = {
@@ -131,7 +131,7 @@ WRONG_VALUES: dict[str, list[object]] = {
     "top_k": [-2, 0.5],
     "seed": [2**64, "s", 1.5],
     "stop": ["", [""], ["", "x"], 5, ["a", 5], ["\ud800"], ["x" * 1025], ["x"] * 65],
-    "stop_token_ids": [[100], [-1], [2**40], ["1"], [True], 5, "5", "["],
+    "stop_token_ids": [[1] * 1025, [100], [-1], [2**40], ["1"], [True], 5, "5", "["],
     "ignore_eos": [1, "yes", []],
     "timeout_ms": [0, -5, "soon"],
 }
@@ -191,3 +191,19 @@ def test_json_test_suite_as_sampling_parameters(parser: RequestParser) -> None:
             assert len(str(error)) < 2000
         else:
             assert not path.name.startswith("n_"), path.name
+
+
+def test_a_token_that_the_model_was_not_given_is_refused(tokenizer: Tokenizer) -> None:
+    parser = RequestParser(tokenizer, Limits(90, 16, 1000), max_model_len=50, decoupled=True)
+    with pytest.raises(InvalidRequestError, match="got the token 'w95' .id 95.; allowed: .* ids 0 to 89"):
+        parse(parser, raw(text_input="w3 w95"))
+
+
+@pytest.mark.parametrize("length", [49, 50, 5000])
+def test_a_prompt_over_the_limit_is_refused_under_its_own_name(parser: RequestParser, length: int) -> None:
+    for name, value in (("input_ids", np.full(length, 3)), ("text_input", " ".join(["w3"] * length))):
+        if length < 50:
+            assert len(parse(parser, raw(**{name: value}))[0].prompt_token_ids) == length
+        else:
+            with pytest.raises(InvalidRequestError, match=f"{name}: got"):
+                parse(parser, raw(**{name: value}))

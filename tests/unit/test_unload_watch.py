@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import threading
+import unittest.mock
 from collections.abc import Iterator
 
 import pytest
@@ -75,6 +76,16 @@ def test_a_closed_port_is_a_server_that_stops(endpoint: Endpoint) -> None:
     watcher.check()
     watcher.check()
     assert calls == [1]
+
+
+def test_an_endpoint_that_does_not_answer_proves_nothing(endpoint: Endpoint) -> None:
+    calls: list[int] = []
+    watcher = watch(endpoint, calls)
+    watcher.check()
+    with unittest.mock.patch("http.client.HTTPConnection.request", side_effect=OSError(99, "no address left")):
+        for _ in range(5):
+            watcher.check()
+    assert not calls
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,14 @@ class EncoderPool:
         self._places = threading.BoundedSemaphore(max_waiting)
         self._max_waiting = max_waiting
 
+    @staticmethod
+    def is_long(num_chars: int) -> bool:
+        """Whether a prompt of so many characters is encoded in the pool."""
+        return num_chars > _SHORT_CHARS
+
     def run(self, num_chars: int, task: Callable[[], None]) -> None:
         """Call `task`, which raises nothing. Raises QueueFullError where too many long prompts wait."""
-        if num_chars <= _SHORT_CHARS:
+        if not self.is_long(num_chars):
             task()
             return
         if not self._places.acquire(blocking=False):

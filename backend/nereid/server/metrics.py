@@ -6,6 +6,7 @@ that only grow), since a failing metric call can end a server of version 2.51.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -21,10 +22,14 @@ _PREEMPTIONS = "vllm:num_preemptions_total"
 
 
 class EngineMetrics:
-    """Metrics of one model, labelled with its name and version."""
+    """Metrics of one model instance, labelled with the model's name and version, and the process's id.
+
+    The id keeps two live processes of one model apart (several instances, or a reload while the old one drains): where
+    they share a metric, the first to let go of it frees it under the other's hands and ends the server (2.51).
+    """
 
     def __init__(self, model_name: str, version: str) -> None:
-        labels = {"model_name": model_name, "version": version}
+        labels = {"model_name": model_name, "version": version, "pid": str(os.getpid())}
         family = pb_utils.MetricFamily
         # The families are kept: a metric goes when its family does.
         self._families = {

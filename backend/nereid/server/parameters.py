@@ -18,6 +18,7 @@ from nereid.request import SamplingParams
 TIMEOUT = "timeout_ms"
 _MAX_STOPS = 64
 _MAX_STOP_CHARS = 1024
+_MAX_STOP_IDS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +135,12 @@ def _stops(name: str, value: object) -> tuple[str, ...]:
 def _token_ids(name: str, value: object) -> tuple[int, ...]:
     if isinstance(value, str):
         value = parse_json_object(name, f'{{"ids": {value}}}')["ids"]
-    if not isinstance(value, list) or any(isinstance(v, bool) or not isinstance(v, int) for v in value):
-        raise InvalidRequestError.of_field(name, value, "a list of token ids")
-    return tuple(value)
+    if not isinstance(value, list) or len(value) > _MAX_STOP_IDS:
+        raise InvalidRequestError.of_field(name, value, f"a list of at most {_MAX_STOP_IDS} token ids")
+    for token_id in value:
+        if isinstance(token_id, bool) or not isinstance(token_id, int):
+            raise InvalidRequestError.of_field(name, token_id, "a list of token ids")
+    return tuple(dict.fromkeys(value))
 
 
 def is_unicode(text: str) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nereid.errors import InvalidRequestError
-from nereid.request import Request
+from nereid.request import Request, SamplingParams
 from nereid.server.parameters import TIMEOUT, Limits, parse_json_object, parse_parameters
 from nereid.tokenization.tokenizer import Tokenizer
 
@@ -44,11 +44,22 @@ class ReplyOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
-    """Exactly one of text and token_ids is set."""
+class CheckedRequest:
+    """A request whose every field is right, but for its prompt's length in tokens: that is known once it is encoded.
+
+    Exactly one of text and token_ids is set.  deadline: monotonic seconds.
+    """
 
     text: str | None
     token_ids: tuple[int, ...] | None
+    sampling: SamplingParams
+    arrival_time: float
+    deadline: float
+    stream: bool
+    echo: bool
+    return_finish_reason: bool
+    return_num_input_tokens: bool
+    return_num_output_tokens: bool
 
 
 class RequestParser:
@@ -63,8 +74,44 @@ class RequestParser:
         self._decoupled = decoupled
         self._ids = itertools.count(1)
 
-    def prompt(self, raw: RawRequest) -> Prompt:
-        """The prompt, not yet encoded. Raises InvalidRequestError."""
+    def check(self, raw: RawRequest) -> CheckedRequest:
+        """Everything but the encoding, which may take long. Raises InvalidRequestError."""
+        text, token_ids = self._prompt(raw)
+        sampling, timeout_ms = parse_parameters(self._given_parameters(raw), self._limits)
+        stream = _flag(raw, "stream") or False
+        if stream and not self._decoupled:
+            raise InvalidRequestError.of_field("stream", True, "false: this model is deployed with decoupled: false")
+        exclude = _flag(raw, "exclude_input_in_output")
+        if stream and exclude is False:
+            raise InvalidRequestError.of_field("exclude_input_in_output", False, "true, or absent, in a stream")
+        return CheckedRequest(
+            text,
+            token_ids,
+            sampling,
+            arrival_time=raw.arrival_time,
+            deadline=raw.arrival_time + timeout_ms / 1e3,
+            stream=stream,
+            echo=not stream and not exclude,
+            return_finish_reason=_flag(raw, "return_finish_reason") or False,
+            return_num_input_tokens=_flag(raw, "return_num_input_tokens") or False,
+            return_num_output_tokens=_flag(raw, "return_num_output_tokens") or False,
+        )
+
+    def encode(self, checked: CheckedRequest) -> tuple[Request, ReplyOptions]:
+        """The engine's request, and how to answer it. Raises InvalidRequestError."""
+        token_ids = self._encoded(checked)
+        text = self._tokenizer.decode(token_ids) if checked.echo and checked.text is None else checked.text
+        request = Request(next(self._ids), token_ids, checked.sampling, checked.arrival_time, deadline=checked.deadline)
+        return request, ReplyOptions(
+            checked.stream,
+            (text or "") if checked.echo else "",
+            checked.return_finish_reason,
+            checked.return_num_input_tokens,
+            checked.return_num_output_tokens,
+            len(token_ids),
+        )
+
+    def _prompt(self, raw: RawRequest) -> tuple[str | None, tuple[int, ...] | None]:
         text, ids = _text(raw, "text_input"), raw.inputs.get("input_ids")
         if (text is None) == (ids is None):
             given = "neither" if text is None else "both"
@@ -74,36 +121,26 @@ class RequestParser:
                 f"text_input: got {len(text)} characters; allowed: at most max_model_len - 1 = "
                 f"{self._max_model_len - 1} tokens, which no text of over {self._max_chars} characters is"
             )
-        return Prompt(text, None if ids is None else self._checked_ids(ids))
+        return text, None if ids is None else self._checked_ids(ids)
 
-    def parse(self, raw: RawRequest, prompt: Prompt) -> tuple[Request, ReplyOptions]:
-        """The engine's request and how to answer it; encodes the prompt. Raises InvalidRequestError."""
-        params, timeout_ms = parse_parameters(self._given_parameters(raw), self._limits)
-        stream = _flag(raw, "stream") or False
-        if stream and not self._decoupled:
-            raise InvalidRequestError.of_field("stream", True, "false: this model is deployed with decoupled: false")
-        exclude = _flag(raw, "exclude_input_in_output")
-        if stream and exclude is False:
-            raise InvalidRequestError.of_field("exclude_input_in_output", False, "true, or absent, in a stream")
-        token_ids = self._encode(prompt)
-        echo = not stream and not exclude
-        prefix = "" if not echo else prompt.text if prompt.text is not None else self._tokenizer.decode(token_ids)
-        request = Request(next(self._ids), token_ids, params, raw.arrival_time, raw.arrival_time + timeout_ms / 1e3)
-        return request, ReplyOptions(
-            stream,
-            prefix,
-            _flag(raw, "return_finish_reason") or False,
-            _flag(raw, "return_num_input_tokens") or False,
-            _flag(raw, "return_num_output_tokens") or False,
-            len(token_ids),
-        )
-
-    def _encode(self, prompt: Prompt) -> tuple[int, ...]:
-        token_ids = prompt.token_ids if prompt.text is None else self._tokenizer.encode(prompt.text)
-        if not token_ids:
-            field = "input_ids" if prompt.text is None else "text_input"
-            raise InvalidRequestError(f"{field}: got a prompt without tokens; allowed: at least one token")
+    def _encoded(self, checked: CheckedRequest) -> tuple[int, ...]:
+        if checked.text is None:
+            return checked.token_ids or ()
+        token_ids = self._tokenizer.encode(checked.text)
+        self._check_length("text_input", len(token_ids))
+        # A tokenizer may know more tokens than the model was given (an added padding token, say).
+        if (largest := max(token_ids)) >= self._limits.vocab_size:
+            token = f"{self._tokenizer.name_of(largest)!r} (id {largest})"
+            allowed = f"tokens of the model's vocabulary, ids 0 to {self._limits.vocab_size - 1}"
+            raise InvalidRequestError(f"text_input: got the token {token}; allowed: {allowed}")
         return token_ids
+
+    def _check_length(self, field: str, length: int) -> None:
+        if length < 1:
+            raise InvalidRequestError(f"{field}: got a prompt without tokens; allowed: at least one token")
+        if length >= self._max_model_len:
+            most = f"{self._max_model_len - 1} tokens (max_model_len {self._max_model_len}, output included)"
+            raise InvalidRequestError(f"{field}: got a prompt of {length} tokens; allowed: at most {most}")
 
     @staticmethod
     def _given_parameters(raw: RawRequest) -> dict[str, object]:
@@ -123,6 +160,7 @@ class RequestParser:
             raise InvalidRequestError.of_field(
                 "input_ids", f"{ids.dtype}{list(ids.shape)}", "integers in one dimension"
             )
+        self._check_length("input_ids", ids.size)
         token_ids: list[int] = ids.tolist()
         for token_id in token_ids:
             if not 0 <= token_id < self._limits.vocab_size:

@@ -6,15 +6,17 @@ Invariant: every accepted channel gets exactly one final response, whatever goes
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from nereid.build import build_engine
 from nereid.config import EngineConfig
+from nereid.errors import EngineStoppedError, QueueTimeoutError, RequestCancelledError
 from nereid.request import RequestFailure
 from nereid.server.encoder_pool import EncoderPool
 from nereid.server.parameters import Limits
-from nereid.server.request_parser import Prompt, RawRequest, RequestParser
+from nereid.server.request_parser import CheckedRequest, RawRequest, RequestParser
 from nereid.server.response_stream import ReplyChannel, ResponseStream
 
 _LOG = logging.getLogger(__name__)
@@ -33,6 +35,7 @@ class Service:
         """
         self._config = config
         self._to_failure = to_failure
+        self._draining = False
         self._stream = ResponseStream(lambda request_id: self.engine.cancel(request_id))
         built = build_engine(config, base, self._stream.emit)
         self.engine = built.engine
@@ -43,23 +46,35 @@ class Service:
 
     def accept(self, raw: RawRequest, channel: ReplyChannel) -> None:
         """Take one request; what becomes of it comes through `channel`. Raises what makes it refused at once."""
-        prompt = self._parser.prompt(raw)
-        self._encoders.run(len(prompt.text or ""), lambda: self._submit(raw, prompt, channel))
+        checked = self._parser.check(raw)
+        self._encoders.run(len(checked.text or ""), lambda: self._submit(checked, channel))
 
-    def _submit(self, raw: RawRequest, prompt: Prompt, channel: ReplyChannel) -> None:
+    def _submit(self, checked: CheckedRequest, channel: ReplyChannel) -> None:
         try:
-            request, options = self._parser.parse(raw, prompt)
+            self._refuse_late(checked, channel)
+            request, options = self._parser.encode(checked)
             self._stream.register(request.request_id, channel, options)
             self.engine.submit(request)
         except Exception as error:
             channel.fail(self._to_failure(error))
 
+    def _refuse_late(self, checked: CheckedRequest, channel: ReplyChannel) -> None:
+        """Not to spend time on a prompt that nobody waits for any more: it may have waited for a thread."""
+        if self._draining:
+            raise EngineStoppedError("the model is being unloaded or the server is stopping")
+        if time.monotonic() >= checked.deadline:
+            raise QueueTimeoutError("timeout_ms was over before the prompt could be encoded")
+        if self._encoders.is_long(len(checked.text or "")) and channel.cancelled():
+            raise RequestCancelledError("the request was cancelled")
+
     def drain(self) -> None:
         """Take no more requests; end what runs within `drain_timeout_s`, then free the model. Returns at once."""
+        self._draining = True
         self.engine.drain(self._config.drain_timeout_s)
 
     def close(self) -> None:
         """Drain, end all threads, free the model."""
+        self._draining = True
         self._encoders.close()
         self.engine.shutdown(self._config.drain_timeout_s)
         self._stream.close(_CLOSE_S)

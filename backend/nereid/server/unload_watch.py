@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 _LOG = logging.getLogger(__name__)
 _TIMEOUT_S = 1.0
@@ -52,7 +53,7 @@ class UnloadWatch:
     """Asks at each `check`; calls `on_unload` once, when the answer is certain."""
 
     def __init__(self, model_name: str, address: HttpAddress, on_unload: Callable[[], None]) -> None:
-        self._path = f"/v2/models/{model_name}/ready"
+        self._path = f"/v2/models/{quote(model_name)}/ready"
         self._address = address
         self._on_unload = on_unload
         self._was_ready = False
@@ -74,15 +75,15 @@ class UnloadWatch:
             self._on_unload()
 
     def _ask(self) -> bool | None:
-        """Whether the model is ready; None where the server is too busy to say."""
+        """Whether the model is ready; None where it cannot be asked, or does not say in time."""
         connection = http.client.HTTPConnection(self._address.host, self._address.port, timeout=_TIMEOUT_S)
         try:
             # Not kept alive: an open connection would hold up the server's own shutdown.
             connection.request("GET", self._path, headers={"Connection": "close"})
             return connection.getresponse().status == http.client.OK
-        except TimeoutError:
-            return None
-        except (OSError, http.client.HTTPException):
+        except ConnectionError:  # refused, or closed unanswered: nobody listens any more
             return False
+        except (OSError, http.client.HTTPException):
+            return None
         finally:
             connection.close()

@@ -6,6 +6,7 @@ what makes a fast tokenizer raise "Already borrowed"; both are switched off here
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,6 +28,7 @@ class Tokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
+        self._bytes = _byte_tokens(tokenizer)
         self._longest_token = max(map(len, tokenizer.get_vocab()), default=1)
         self._control_ids = frozenset(
             token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
@@ -44,7 +46,9 @@ class Tokenizer:
         Raises InvalidRequestError for text that is not Unicode (lone surrogates).
         """
         try:
-            return tuple(self._tokenizer.encode(text).ids)
+            # A batch of one, since a single `encode` keeps all other threads of Python waiting (the GIL).
+            (encoding,) = self._tokenizer.encode_batch([text])
+            return tuple(encoding.ids)
         except UnicodeEncodeError as error:
             raise InvalidRequestError.of_field("text_input", text, "Unicode text without lone surrogates") from error
 
@@ -52,6 +56,23 @@ class Tokenizer:
         """The text of `token_ids`, control tokens left out; ids that name no token give no text."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=True)
 
+    def name_of(self, token_id: int) -> str | None:
+        """How the token is spelled in the vocabulary; None where the id names no token."""
+        name: str | None = self._tokenizer.id_to_token(token_id)
+        return name
+
+    def byte_of(self, token_id: int) -> int | None:
+        """The byte that a byte-fallback token stands for (SentencePiece's <0xNN>); None for all others."""
+        return self._bytes.get(token_id)
+
     def is_shown(self, token_id: int) -> bool:
         """Whether the id can give text: it is no control token, and names a token at all."""
         return token_id not in self._control_ids and self._tokenizer.id_to_token(token_id) is not None
+
+
+def _byte_tokens(tokenizer: tokenizers.Tokenizer) -> dict[int, int]:
+    """Bytes by token id, where the tokenizer spells characters outside its vocabulary in bytes."""
+    if "ByteFallback" not in json.dumps(json.loads(tokenizer.to_str())["decoder"]):
+        return {}
+    ids = {value: tokenizer.token_to_id(f"<0x{value:02X}>") for value in range(256)}
+    return {token_id: value for value, token_id in ids.items() if token_id is not None}
