@@ -300,7 +300,7 @@ class GrpcStream:
         """Return once `condition` holds; it is looked at after each response."""
         with self._changed:
             held = self._changed.wait_for(condition, timeout_s)
-        assert held, f"not within {timeout_s} s; answers {list(self.answers.items())[:3]}, errors {self.other_errors}"
+        assert held, f"not within {timeout_s} s; open: {[i for i, a in self.answers.items() if not a.done][:5]}"
 
     def wait_done(self, timeout_s: float = TIMEOUT_S) -> dict[str, Streamed]:
         """All answers, each ended."""
@@ -316,7 +316,8 @@ class GrpcStream:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        """Ends the stream in order where all is answered; what still runs is cancelled."""
+        self.close(cancel=not all(answer.done for answer in self.answers.values()))
 
 
 def stream_texts(

@@ -41,9 +41,9 @@ def test_capital_of_france_by_all_three_protocols(server: TritonServer, smollm2_
     assert streamed.text == whole
 
 
-def longest_match(text: str, others: list[str]) -> int:
-    """Index of the other text that shares the longest beginning."""
-    return max(range(len(others)), key=lambda i: len(commonprefix([text, others[i]])))
+def longest_match(text: str, others: list[str], own: int) -> int:
+    """Index of the other text that shares the longest beginning; `own` where it shares as much as any."""
+    return max(range(len(others)), key=lambda i: (len(commonprefix([text, others[i]])), i == own))
 
 
 def assert_none_mixed_up(server: TritonServer, model: str, num_alone_tokens: int, temperature: float) -> None:
@@ -60,7 +60,8 @@ def assert_none_mixed_up(server: TritonServer, model: str, num_alone_tokens: int
         alone = [stream.answers[f"{index} alone"].text for index in range(64)]
     assert [answer.num_tokens for answer in answers] == [64] * 64
     assert all(answer.reasons[-1] == "length" for answer in answers)
-    assert [longest_match(answer.text, alone) for answer in answers] == list(range(64))
+    assert len(set(alone)) > 48, "too many begin alike to tell them apart"
+    assert [longest_match(answer.text, alone, index) for index, answer in enumerate(answers)] == list(range(64))
 
 
 @pytest.mark.parametrize("num_alone_tokens", [6, pytest.param(64, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
@@ -69,7 +70,7 @@ def test_64_streams_of_smollm2_are_complete_and_none_mixed_up(server: TritonServ
 
 
 def test_64_streams_of_tiny_are_complete_and_none_mixed_up(server: TritonServer) -> None:
-    assert_none_mixed_up(server, "tiny", 64, temperature=1.0)
+    assert_none_mixed_up(server, "tiny", 24, temperature=1.0)
 
 
 def assert_deltas_join_to_the_whole(server: TritonServer, model: str, count: int, **sampling: Any) -> None:

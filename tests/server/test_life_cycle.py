@@ -18,6 +18,7 @@ from nereid.cli.server_process import TritonServer
 from tests.server.clients import (
     GrpcStream,
     RawConnection,
+    at_once,
     body_of,
     events_in,
     generate,
@@ -106,6 +107,40 @@ def test_model_unloads_with_8_streams_in_flight(start_server: StartServer, repos
     wait_until(lambda: not server.stub_models(), "the stub has ended")
     assert load(server, "tiny").status == 200
     assert generate(server, "tiny", "again").status == 200
+
+
+def stream_and_cancel(server: TritonServer, number: int) -> None:
+    """Three answers and a refusal on one stream, which is cancelled as soon as the last of them has come."""
+    stream = GrpcStream(server)
+    try:
+        for index in range(4):
+            max_tokens = 0 if (number + index) % 4 == 0 else 1 + (number + index) % 3
+            stream.send("tiny", str(index), "x", {"max_tokens": max_tokens})
+        stream.wait_done()
+    finally:
+        stream.close(cancel=True)
+
+
+@pytest.mark.slow
+def test_stream_cancelled_right_after_its_last_response_does_not_hold_the_model(
+    start_server: StartServer, repository: Path
+) -> None:
+    """Case 4: it leaves no reference behind that keeps the model from unloading."""
+    server = start_server(repository, ["tiny"])
+    at_once(lambda number: stream_and_cancel(server, number), range(2000), threads=6)
+    assert unload(server, "tiny").status == 200
+    wait_until(lambda: not server.stub_models(), "the stub has ended", within_s=10)
+
+
+def test_model_unloaded_as_soon_as_it_is_ready_drains_too(start_server: StartServer, repository: Path) -> None:
+    """Case 4: before the model has had the time to look around."""
+    server = start_server(repository, ["tiny"])
+    with GrpcStream(server) as stream:
+        stream.send("tiny", "long", "x", LONG)
+        stream.wait(lambda: bool(stream.answers["long"].finals))
+        assert unload(server, "tiny").status == 200
+        answer = stream.wait_done(DRAIN_S + 8)["long"]
+    assert "UNAVAILABLE" in answer.errors[0]
 
 
 def open_streams(stack: ExitStack, port: int, count: int, sampling: dict[str, Any]) -> list[RawConnection]:

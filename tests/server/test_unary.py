@@ -45,7 +45,7 @@ def test_every_protocol_gives_the_text_that_a_decoupled_model_gives(server: Trit
 
 
 def test_many_calls_are_batched_in_flight(server: TritonServer, tiny_unary: str) -> None:
-    sampling = {**SAMPLING, "max_tokens": 300}
+    sampling = {**SAMPLING, "max_tokens": 120}
     with ThreadPoolExecutor(16) as pool:
         calls = [pool.submit(infer, server, tiny_unary, f"call {i}", {**sampling, "seed": i}) for i in range(16)]
         wait_until(lambda: num_running(server, tiny_unary) > 8, "more than eight run at once")

@@ -67,6 +67,16 @@ def test_unloading_is_told_once_and_when_it_is_certain(endpoint: Endpoint) -> No
         assert len(calls) == expected
 
 
+def test_a_model_that_got_a_request_was_ready(endpoint: Endpoint) -> None:
+    calls: list[int] = []
+    endpoint.status = 400
+    watcher = watch(endpoint, calls)
+    watcher.saw_ready()
+    watcher.check()
+    watcher.check()
+    assert calls == [1]
+
+
 def test_a_closed_port_is_a_server_that_stops(endpoint: Endpoint) -> None:
     calls: list[int] = []
     watcher = watch(endpoint, calls)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nereid.server.housekeeper import Housekeeper
     from nereid.server.metrics import EngineMetrics
     from nereid.server.service import Service
+    from nereid.server.unload_watch import UnloadWatch
 
 SETTINGS_FILE = "model.json"
 
@@ -62,8 +63,8 @@ class TritonPythonModel:
         except ConfigError as error:
             raise ConfigError(f"{folder / SETTINGS_FILE}: {error}") from error
         self._metrics: EngineMetrics = EngineMetrics(name, version)
-        watch = UnloadWatch(name, parent_address(), self._service.drain)
-        self._housekeeper: Housekeeper = Housekeeper([self._publish, watch.check])
+        self._watch: UnloadWatch = UnloadWatch(name, parent_address(), self._service.drain)
+        self._housekeeper: Housekeeper = Housekeeper([self._publish, self._watch.check])
         self._housekeeper.start()
 
     def _publish(self) -> None:
@@ -73,6 +74,7 @@ class TritonPythonModel:
         """Take requests and return at once; every answer goes by the request's response sender."""
         from nereid.server.triton_io import TritonReplyChannel, read_request, to_failure
 
+        self._watch.saw_ready()
         for request in requests:
             channel = TritonReplyChannel(request)
             try:

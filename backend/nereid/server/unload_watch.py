@@ -60,6 +60,10 @@ class UnloadWatch:
         self._refusals = 0
         self._done = False
 
+    def saw_ready(self) -> None:
+        """The model is ready, as somebody else knows: a request that comes is proof."""
+        self._was_ready = True
+
     def check(self) -> None:
         """One question; at most a second."""
         if self._done:
