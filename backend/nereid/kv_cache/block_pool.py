@@ -6,7 +6,7 @@ free + in use == all blocks but the null block.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable
 
 NULL_BLOCK = 0
@@ -19,7 +19,8 @@ class BlockPool:
         """num_blocks counts the null block; at least 2."""
         if num_blocks < 2:
             raise ValueError(f"a pool needs the null block and one more; got {num_blocks}")
-        self._free: deque[int] = deque(range(1, num_blocks))
+        # Last in, first out: blocks in use stay few and warm, and memory that was never needed is never touched.
+        self._free = list(range(num_blocks - 1, 0, -1))
         self._owners = [0] * num_blocks
 
     @property
@@ -39,7 +40,7 @@ class BlockPool:
         """`count` blocks with one owner each, or None (and nothing changed) where there are fewer."""
         if count > len(self._free):
             return None
-        blocks = tuple(self._free.popleft() for _ in range(count))
+        blocks = tuple(self._free.pop() for _ in range(count))
         for block in blocks:
             self._owners[block] = 1
         return blocks

@@ -73,8 +73,7 @@ class KVCacheManager:
     def free(self, request_id: int) -> None:
         """Release the request's blocks; nothing happens where it has none."""
         for table in self._tables.pop(request_id, ()):
-            # Last block first: the tail of a sequence is the first to be used again.
-            self._pool.release(reversed(table))
+            self._pool.release(table)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every block is free or in exactly as many tables as it has owners."""
