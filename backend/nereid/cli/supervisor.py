@@ -73,6 +73,7 @@ class Supervisor:
             while (status := self._server.wait(_POLL_S)) is None:
                 self._check_drain()
                 if self._watch and not self.stopping and (dead := self._watch.dead_model()):
+                    self._server.kill()  # it cannot drain: it would wait for the dead process
                     raise ServerError(f"the Python process of model {dead} ended by itself; the server is stopped")
         finally:
             status = self._server.stop()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,15 +77,11 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> None:
         """Take requests and return at once; every answer goes by the request's response sender."""
-        from nereid.server.triton_io import TritonReplyChannel, read_request, to_failure
+        from nereid.server.triton_io import TritonReplyChannel, read_request
 
         self._watch.saw_ready()
         for request in requests:
-            channel = TritonReplyChannel(request)
-            try:
-                self._service.accept(read_request(request), channel)
-            except Exception as error:  # this request's alone
-                channel.fail(to_failure(error))
+            self._service.accept(partial(read_request, request), TritonReplyChannel(request))
 
     def is_ready(self) -> bool:
         """Asked by newer servers; 2.51 does not ask."""

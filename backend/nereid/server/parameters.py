@@ -5,6 +5,7 @@ Numbers may come as strings, since many clients send them so. A name that is not
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import secrets
@@ -134,7 +135,8 @@ def _stops(name: str, value: object) -> tuple[str, ...]:
 
 def _token_ids(name: str, value: object) -> tuple[int, ...]:
     if isinstance(value, str):
-        value = parse_json_object(name, f'{{"ids": {value}}}')["ids"]
+        with contextlib.suppress(ValueError, RecursionError):  # then it is no list, which is refused below
+            value = json.loads(value)
     if not isinstance(value, list) or len(value) > _MAX_STOP_IDS:
         raise InvalidRequestError.of_field(name, value, f"a list of at most {_MAX_STOP_IDS} token ids")
     for token_id in value:

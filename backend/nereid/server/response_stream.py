@@ -10,6 +10,7 @@ otherwise.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import threading
@@ -22,6 +23,7 @@ from nereid.request import RequestFailure, RequestOutput
 from nereid.server.request_parser import ReplyOptions
 
 _LOG = logging.getLogger(__name__)
+_NOTHING_ASKED = ReplyOptions(False, "", False, False, False, 0)
 _POLL_INTERVAL_S = 0.05
 _POLL_COST_S = 100e-6  # of one `cancelled`, measured
 _POLL_SHARE = 0.05  # of this thread's time at most
@@ -77,6 +79,7 @@ class ResponseStream:
         self._cancel = cancel
         self._queue: queue.SimpleQueue[tuple[RequestOutput, ...] | None] = queue.SimpleQueue()
         self._mailboxes: dict[int, _Mailbox] = {}
+        self._refused_ids = itertools.count(-1, -1)  # the engine's are positive
         self._next_poll = 0.0
         self._thread = threading.Thread(target=self._loop, name="nereid-sender", daemon=True)
 
@@ -86,6 +89,12 @@ class ResponseStream:
     def register(self, request_id: int, channel: ReplyChannel, options: ReplyOptions) -> None:
         """Make a mailbox; its channel is let go with the final response."""
         self._mailboxes[request_id] = _Mailbox(channel, options)
+
+    def refuse(self, channel: ReplyChannel, failure: RequestFailure) -> None:
+        """End a request that never reached the engine; by the sender, as all others, and not from within `execute`."""
+        request_id = next(self._refused_ids)
+        self.register(request_id, channel, _NOTHING_ASKED)
+        self.emit((RequestOutput(request_id, failure=failure),))
 
     def emit(self, outputs: tuple[RequestOutput, ...]) -> None:
         """Take outputs; never blocks."""

@@ -44,10 +44,16 @@ class Service:
         self._encoders = EncoderPool(config.tokenizer_threads, config.max_queue_size)
         self._stream.start()
 
-    def accept(self, raw: RawRequest, channel: ReplyChannel) -> None:
-        """Take one request; what becomes of it comes through `channel`. Raises what makes it refused at once."""
-        checked = self._parser.check(raw)
-        self._encoders.run(len(checked.text or ""), lambda: self._submit(checked, channel))
+    def accept(self, read: Callable[[], RawRequest], channel: ReplyChannel) -> None:
+        """Take one request; what becomes of it, a refusal too, comes through `channel`. Raises nothing.
+
+        read: gives the request's values; what it raises is a refusal.
+        """
+        try:
+            checked = self._parser.check(read())
+            self._encoders.run(len(checked.text or ""), lambda: self._submit(checked, channel))
+        except Exception as error:  # this request's alone
+            self._stream.refuse(channel, self._to_failure(error))
 
     def _submit(self, checked: CheckedRequest, channel: ReplyChannel) -> None:
         try:
@@ -56,7 +62,7 @@ class Service:
             self._stream.register(request.request_id, channel, options)
             self.engine.submit(request)
         except Exception as error:
-            channel.fail(self._to_failure(error))
+            self._stream.refuse(channel, self._to_failure(error))
 
     def _refuse_late(self, checked: CheckedRequest, channel: ReplyChannel) -> None:
         """Not to spend time on a prompt that nobody waits for any more: it may have waited for a thread."""
