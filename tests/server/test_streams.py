@@ -21,7 +21,19 @@ from tests.server.clients import (
     wait_until_idle,
 )
 
-ALL_IDS = list(range(49152))
+VOCAB_SIZE, MOST_STOP_IDS = 49152, 1024
+
+
+@pytest.fixture(scope="module")
+def stops_at_once(server: TritonServer) -> dict[str, Any]:
+    """Sampling parameters with which the prompt "x" ends by its first token: one of these ids is what tiny draws."""
+    for start in range(0, VOCAB_SIZE, MOST_STOP_IDS):
+        ids = list(range(start, start + MOST_STOP_IDS))
+        sampling = {"stop_token_ids": ids, "temperature": 0, "max_tokens": 8, "ignore_eos": True}
+        answer = generate(server, "tiny", "x", sampling, return_finish_reason=True, return_num_output_tokens=True)
+        if (answer.json["finish_reason"], answer.json["num_output_tokens"]) == ("stop", 1):
+            return sampling
+    raise AssertionError("tiny draws no id at all")
 
 
 def assert_ends_with_final(answer: Streamed, reason: str) -> None:
@@ -31,12 +43,14 @@ def assert_ends_with_final(answer: Streamed, reason: str) -> None:
 
 
 @pytest.mark.parametrize("empty_final", [False, True])
-def test_last_data_carries_the_final_flag_and_nothing_follows(server: TritonServer, empty_final: bool) -> None:
+def test_last_data_carries_the_final_flag_and_nothing_follows(
+    server: TritonServer, stops_at_once: dict[str, Any], empty_final: bool
+) -> None:
     """Case 13: with and without enable_empty_final_response."""
     with GrpcStream(server) as stream:
         long = stream.send("tiny", "long", "x", {"max_tokens": 20, "ignore_eos": True}, empty_final=empty_final)
         short = stream.send("tiny", "short", "x", {"max_tokens": 1}, empty_final=empty_final)
-        stopped = stream.send("tiny", "stopped", "x", {"stop_token_ids": ALL_IDS}, empty_final=empty_final)
+        stopped = stream.send("tiny", "stopped", "x", stops_at_once, empty_final=empty_final)
         whole = stream.send("tiny", "whole", "x", {"max_tokens": 5}, stream=False, empty_final=empty_final)
         stream.wait_done()
         stream.send("tiny", "later", "x", {"max_tokens": 30, "ignore_eos": True})  # anything late would come before
@@ -69,11 +83,12 @@ def test_generate_is_one_response_with_every_output_that_was_asked_for(server: T
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_text_of_no_tokens_is_one_event_with_its_finish_reason(server: TritonServer, stream: bool) -> None:
+def test_text_of_no_tokens_is_one_event_with_its_finish_reason(
+    server: TritonServer, stops_at_once: dict[str, Any], stream: bool
+) -> None:
     """Case 14: the first token is one that stops."""
-    sampling = {"stop_token_ids": ALL_IDS}
     fields = {"stream": stream, "return_finish_reason": True, "exclude_input_in_output": True}
-    (event,) = generate_stream(server, "tiny", "x", sampling, **fields)
+    (event,) = generate_stream(server, "tiny", "x", stops_at_once, **fields)
     assert (event["text_output"], event["finish_reason"]) == ("", "stop")
 
 
