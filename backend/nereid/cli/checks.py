@@ -23,7 +23,7 @@ def project_root() -> Path:
 def run_tests(arguments: list[str]) -> int:
     """pytest's exit status. Paths in `arguments` are relative to the project's folder."""
     os.chdir(project_root())
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the server does, see server/model.py
+    os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # as the server does, see server/model.py
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "pytest", *arguments])
 

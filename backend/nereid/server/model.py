@@ -46,9 +46,10 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the model. An error here is the reason that the server shows for a model that did not load."""
-        # Before torch is loaded. Its threads wait for each other hundreds of times a step; where they spin, and a
-        # client or a second model wants the processor too, a step takes twenty times as long.
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        # Before torch is loaded. Its threads wait for each other hundreds of times a step; where they spin for long,
+        # and a client or a second model wants the processor too, a step takes twenty times as long. Never to spin
+        # costs half a step more on a quiet machine; this is some microseconds.
+        os.environ.setdefault("GOMP_SPINCOUNT", "5000")
         from nereid.config import EngineConfig
         from nereid.errors import ConfigError
         from nereid.server.housekeeper import Housekeeper
