@@ -13,6 +13,7 @@ from typing import Any
 
 from nereid.errors import ConfigError, shorten, suggest
 
+SETTINGS_FILE = "model.json"  # in a model's version folder
 DTYPES = ("auto", "bfloat16", "float32")
 _GIB = 1 << 30
 

@@ -134,7 +134,7 @@ class Engine:
                 self._receive(block=idle)
                 self.step()
                 was_idle = idle
-            failure = EngineStoppedError("the model is being unloaded or the server is stopping")
+            failure = EngineStoppedError()
         except BaseException as error:  # whatever it is, requests must hear of it
             _LOG.exception("the engine's loop thread died")
             failure = EngineDeadError(f"the engine died: {type(error).__name__}: {error}")
@@ -190,7 +190,7 @@ class Engine:
     def _accept(self, request: Request) -> None:
         try:
             if self._drain_deadline is not None:
-                raise EngineStoppedError("the model is being unloaded or the server is stopping")
+                raise EngineStoppedError()
             self._states[request.request_id] = self._scheduler.add(request)
             self._outputs.add(request)
         except NereidError as error:

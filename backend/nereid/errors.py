@@ -115,6 +115,9 @@ class EngineDeadError(EngineError):
 class EngineStoppedError(EngineError):
     """The engine takes no more requests, or stopped before this one was done."""
 
+    def __init__(self) -> None:
+        super().__init__("the model is being unloaded or the server is stopping")
+
 
 class ExecutorError(EngineError):
     """A step failed or ran past its deadline; the executor is not used again."""

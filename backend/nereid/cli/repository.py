@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nereid.config import EngineConfig
+from nereid.config import SETTINGS_FILE, EngineConfig
 from nereid.errors import ConfigError, ModelLoadError
 from nereid.models.source import resolve
 from nereid.paths import Progress
 
-_SETTINGS = "model.json"
 _CLASS = "nereid.server.model"
 
 
@@ -54,11 +53,11 @@ def prepare_models(repository: Path, names: Sequence[str], progress: Progress) -
 
 def _is_nereids(version: Path) -> bool:
     source = version / "model.py"
-    return (version / _SETTINGS).is_file() or (source.is_file() and _CLASS in source.read_text("utf-8", "replace"))
+    return (version / SETTINGS_FILE).is_file() or (source.is_file() and _CLASS in source.read_text("utf-8", "replace"))
 
 
 def _prepare(version: Path, progress: Progress) -> Path:
-    settings = version / _SETTINGS
+    settings = version / SETTINGS_FILE
     model = EngineConfig.load(settings).model
     try:
         return resolve(model, version, progress)

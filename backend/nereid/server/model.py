@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from nereid.server.service import Service
     from nereid.server.unload_watch import UnloadWatch
 
-SETTINGS_FILE = "model.json"
-
 
 class TritonPythonModel:
     """One instance of a model."""
@@ -50,7 +48,7 @@ class TritonPythonModel:
         # and a client or a second model wants the processor too, a step takes twenty times as long. Never to spin
         # costs half a step more on a quiet machine; this is some microseconds.
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")
-        from nereid.config import EngineConfig
+        from nereid.config import SETTINGS_FILE, EngineConfig
         from nereid.errors import ConfigError
         from nereid.server.housekeeper import Housekeeper
         from nereid.server.metrics import EngineMetrics

@@ -5,7 +5,6 @@ Invariant: every accepted channel gets exactly one final response, whatever goes
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,6 @@ from nereid.server.parameters import Limits
 from nereid.server.request_parser import CheckedRequest, RawRequest, RequestParser
 from nereid.server.response_stream import ReplyChannel, ResponseStream
 
-_LOG = logging.getLogger(__name__)
 _CLOSE_S = 5.0
 
 ToFailure = Callable[[BaseException], RequestFailure]
@@ -67,7 +65,7 @@ class Service:
     def _refuse_late(self, checked: CheckedRequest, channel: ReplyChannel) -> None:
         """Not to spend time on a prompt that nobody waits for any more: it may have waited for a thread."""
         if self._draining:
-            raise EngineStoppedError("the model is being unloaded or the server is stopping")
+            raise EngineStoppedError()
         if time.monotonic() >= checked.deadline:
             raise QueueTimeoutError("timeout_ms was over before the prompt could be encoded")
         if self._encoders.is_long(len(checked.text or "")) and channel.cancelled():
