@@ -15,11 +15,16 @@ from nereid.errors import ConfigError, shorten, suggest
 
 SETTINGS_FILE = "model.json"  # in a model's version folder
 DTYPES = ("auto", "bfloat16", "float32")
+ATTENTION_BACKENDS = ("auto", "cpu", "triton_lang")
 _GIB = 1 << 30
 
 
 def _number(default: float | None, low: float, high: float, *, optional: bool = False) -> Any:
     return field(default=default, metadata={"low": low, "high": high, "optional": optional})
+
+
+def _flag(default: bool) -> Any:
+    return field(default=default, metadata={"flag": True})
 
 
 def _choice(default: str, allowed: tuple[str, ...]) -> Any:
@@ -32,6 +37,10 @@ class EngineConfig:
 
     model: Hugging Face directory (absolute, or relative to model.json), `package:NAME`, or a hub id.
     dtype: `auto` is bfloat16 where the processor computes in it, else float32.
+    attention_backend: what runs KV writes, attention, norms and sampling: `auto` is PyTorch on the CPU and the
+        Triton-lang kernels on a GPU; `triton_lang` on the CPU needs TRITON_INTERPRET=1, and is for tests.
+    deterministic: a request's tokens have the same bits whatever is served beside it and however its prompt is cut;
+        slower; on the CPU only.
     num_threads: threads of one CPU operation; null takes torch's default.
     block_size: tokens a KV block.  kv_cache_bytes: size of the pool.  num_blocks: that in blocks, null block included;
         goes before kv_cache_bytes.
@@ -47,6 +56,8 @@ class EngineConfig:
 
     model: str
     dtype: str = _choice("auto", DTYPES)
+    attention_backend: str = _choice("auto", ATTENTION_BACKENDS)
+    deterministic: bool = _flag(False)
     num_threads: int | None = _number(None, 1, 1024, optional=True)
     block_size: int = _number(16, 1, 256)
     kv_cache_bytes: int = _number(_GIB, 1, 1 << 50)
@@ -95,6 +106,9 @@ def _check(name: str, value: object, rule: Mapping[str, Any]) -> None:
             raise ConfigError(f"{name}: got {shorten(value)}; allowed: {', '.join(rule['choices'])}")
     elif "low" in rule:
         _check_number(name, value, rule)
+    elif "flag" in rule:
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name}: got {shorten(value)}; allowed: true, false")
     elif not isinstance(value, str) or not value:
         raise ConfigError(f"{name}: got {shorten(value)}; allowed: a text that is not empty")
 

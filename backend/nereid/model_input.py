@@ -45,7 +45,9 @@ class RequestTokens:
 class BatchState:
     """Requests by id, as far as the plans have told."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: str) -> None:
+        """backend: of `nereid_kernels.backends`, for which steps are planned."""
+        self._backend = backend
         self._requests: dict[int, RequestTokens] = {}
 
     def __getitem__(self, request_id: int) -> RequestTokens:
@@ -90,6 +92,6 @@ class BatchState:
             token_ids=torch.tensor(token_ids),
             positions=torch.cat(positions),
             logits_rows=torch.tensor(ends, dtype=torch.int64),
-            kv_write=plan_kv_write(torch.cat(slots), layer_view),
-            attention=plan_paged_attention(query_lens, seq_lens, tables, layer_view),
+            kv_write=plan_kv_write(torch.cat(slots), layer_view, backend=self._backend),
+            attention=plan_paged_attention(query_lens, seq_lens, tables, layer_view, backend=self._backend),
         )

@@ -17,9 +17,11 @@ from nereid.kv_cache.groups import groups_of
 from nereid.kv_cache.storage import KVCacheStorage
 from nereid.model_config import ModelConfig
 from nereid.model_input import BatchState, RequestTokens
+from nereid.models.layers import Kernels
 from nereid.models.registry import Model, load_model
 from nereid.sampling.noise import noise_key
 from nereid.sampling.sampler import SamplingRow, sample
+from nereid_kernels.backends import describe, pick
 
 _LOG = logging.getLogger(__name__)
 
@@ -31,21 +33,24 @@ class ModelRunner:
         """Load the model and make the KV cache. Raises ConfigError or ModelLoadError."""
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
-        dtype = choose_dtype(config.dtype)
+        dtype, device = choose_dtype(config.dtype), torch.device("cpu")
+        self._backend = choose_backend(config, device)
         self._eos_token_ids = model_config.eos_token_ids
-        self._model = load_model(directory, model_config, dtype)
+        self._model = load_model(directory, model_config, dtype, Kernels(self._backend, config.deterministic))
         (group,) = groups_of(model_config, config.block_size, dtype)
         num_blocks = config.num_blocks or config.kv_cache_bytes // group.bytes_per_block
         if num_blocks < 2:
             raise ConfigError(
                 f"kv_cache_bytes: got {config.kv_cache_bytes}; allowed: at least {2 * group.bytes_per_block}"
             )
-        self._cache = KVCacheStorage(group, num_blocks, torch.device("cpu"))
-        self._batch = BatchState()
+        self._cache = KVCacheStorage(group, num_blocks, device)
+        self._batch = BatchState(self._backend)
         self.capacity = Capacity(num_blocks, group.bytes_per_block, (group.block_size,))
         _LOG.info(
-            "%s on the CPU with %d threads; KV cache: %d blocks of %d tokens, %.0f MiB",
-            dtype, torch.get_num_threads(), num_blocks, group.block_size, num_blocks * group.bytes_per_block / 2**20,
+            "%s, %s with %d threads%s; KV cache: %d blocks of %d tokens, %.0f MiB",
+            dtype, describe(device, self._backend), torch.get_num_threads(),
+            ", deterministic" if config.deterministic else "", num_blocks, group.block_size,
+            num_blocks * group.bytes_per_block / 2**20,
         )  # fmt: skip
 
     @property
@@ -68,7 +73,7 @@ class ModelRunner:
 
     def _sample(self, rows: list[ScheduledRequest], logits: torch.Tensor) -> list[SampledToken]:
         requests = [self._batch[row.request_id] for row in rows]
-        tokens, sound = sample(logits, [self._sampling_row(request) for request in requests])
+        tokens, sound = sample(logits, [self._sampling_row(request) for request in requests], self._backend)
         sampled = []
         for row, request, token, ok in zip(rows, requests, tokens, sound, strict=True):
             if ok:
@@ -86,6 +91,17 @@ class ModelRunner:
             banned = params.stop_token_ids if params.ignore_eos else (*self._eos_token_ids, *params.stop_token_ids)
         key = noise_key(params.seed, 0, len(request.token_ids))
         return SamplingRow(params.temperature, params.top_k, params.top_p, params.min_p, key, banned)
+
+
+def choose_backend(config: EngineConfig, device: torch.device) -> str:
+    """What runs the kernels. Raises ConfigError where that cannot run here."""
+    try:
+        backend = pick(device, config.attention_backend)
+    except ValueError as error:
+        raise ConfigError(f"attention_{error}") from error
+    if config.deterministic and backend != "cpu":
+        raise ConfigError(f"deterministic: got true with attention_backend {backend}; allowed: false")
+    return backend
 
 
 def choose_dtype(setting: str) -> torch.dtype:

@@ -1,132 +1,218 @@
-"""paged_attention: causal attention of a step's queries over each sequence's blocks, any mix of query lengths.
+"""paged_attention: a step's queries over each sequence's blocks, for any mix of query lengths in one call.
 
-Prefill, chunk, decode and verification differ by query length alone. Exact softmax; queries of one KV head are folded
-into the query length, so that grouped-query attention reads each key and value once.
-
-The CPU path gathers each sequence's keys and values by slot (`embedding`, torch's parallel row gather) and calls
-scaled_dot_product_attention. Sequences with one query token and contexts of like length share one call.
+Prefill, chunk, decode and verification differ by query length alone: query token i of a sequence stands at position
+seq_len - query_len + i and sees the keys up to its own. Exact softmax, nothing of the size of a score matrix is kept:
+FlashAttention-2 (Dao 2023, arXiv 2307.08691) with flash-decoding's split of long contexts (Dao et al. 2023) for queries
+of up to 16 tokens; paging as in PagedAttention (Kwon et al. 2023, arXiv 2309.06180).
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
+from torch import Tensor
 
-from nereid_kernels.layout import flat_rows, row_index
+from nereid_kernels.backends import pick
+from nereid_kernels.checks import FLOATS, check_contiguous_rows, check_dtypes, check_same_device, check_shapes
+from nereid_kernels.cpu import paged_attention as cpu
+from nereid_kernels.launch import architecture_of, run
+
+QUANTISED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
+MAX_TREE = 64  # draft tokens of a sequence whose ancestors fit into one int64
 
 
 @dataclass(frozen=True, slots=True)
-class _Bucket:
-    """Sequences of one query length that share a call: n sequences, q query tokens each, at most c context tokens.
+class TreeMask:
+    """What the query tokens of a speculative tree see of each other (SpecInfer, Miao et al. 2023, arXiv 2305.09781).
 
-    query_rows: [n * q] rows of the step's queries.  context_rows: [n, kv_heads, c] rows of a layer's view; a slot past
-    a sequence's end points to its first slot, which is finite, and is masked.  mask: [n, 1, q, c] bool, true is seen.
+    ancestors: [tokens] int64; bit j says that the token sees query token j of its sequence, itself included.
+    positions: [tokens] int32; the position of each, the length of its context plus its depth in the tree.
     """
 
-    query_rows: torch.Tensor
-    context_rows: torch.Tensor
-    mask: torch.Tensor
+    ancestors: Tensor
+    positions: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """What all layers of a step share; made by `plan_paged_attention`."""
+    """Where a step's queries and their contexts lie, worked out once for all layers by `plan_paged_attention`.
 
-    buckets: tuple[_Bucket, ...]
+    block_tables: [seqs, max blocks] int32.  cu_query_lens: [seqs + 1] int32, running sums of the query lengths.
+    seq_lens: [seqs] int32, with the new tokens.  max_query_len: at least the longest query.
+    buckets: what the CPU's implementation has worked out, None where the kernels are used.
+    """
+
+    block_tables: Tensor
+    cu_query_lens: Tensor
+    seq_lens: Tensor
+    max_query_len: int
+    tree: TreeMask | None
+    buckets: tuple[cpu.Bucket, ...] | None
 
 
 def plan_paged_attention(
-    query_lens: list[int], seq_lens: list[int], block_tables: list[torch.Tensor], cache: torch.Tensor
+    query_lens: list[int],
+    seq_lens: list[int],
+    block_tables: Sequence[Sequence[int] | Tensor],
+    cache: Tensor,
+    *,
+    tree: TreeMask | None = None,
+    backend: str = "auto",
 ) -> AttentionPlan:
     """Prepare `paged_attention` for one step.
 
     query_lens, seq_lens: by sequence, the new tokens and the tokens in all (new ones included).
-    block_tables: by sequence, block ids [>= ceil(seq_len / block size)] int64; block ids past that are not looked at.
+    block_tables: by sequence, at least ceil(seq_len / block size) block ids; what follows them is not looked at.
     cache: a layer's K or V, [block, kv_head, slot, head_dim]; all layers must have its strides.
-    Raises ValueError where a query is empty, longer than its sequence, or a table too short.
+    Raises ValueError where a query is longer than its sequence, or a table too short.
     """
-    starts, start = [], 0
-    block_size = cache.shape[2]
+    block_size, device = cache.shape[2], cache.device
     for query_len, seq_len, table in zip(query_lens, seq_lens, block_tables, strict=True):
-        if not 1 <= query_len <= seq_len or len(table) * block_size < seq_len:
+        if not 0 <= query_len <= seq_len or len(table) * block_size < seq_len:
             raise ValueError(f"query {query_len}, sequence {seq_len}, {len(table)} blocks of {block_size}: no such row")
-        starts.append(start)
-        start += query_len
-    buckets = [
-        _bucket(members, starts, query_lens, seq_lens, block_tables, cache) for members in _group(query_lens, seq_lens)
-    ]
-    return AttentionPlan(tuple(buckets))
+    if tree is not None and max(query_lens, default=0) > MAX_TREE:
+        raise ValueError(f"tree: got {max(query_lens)} query tokens; allowed: at most {MAX_TREE} of a sequence")
+    used = [-(-seq_len // block_size) for seq_len in seq_lens]
+    tables = [torch.as_tensor(table)[:n] for table, n in zip(block_tables, used, strict=True)]
+    padded = torch.zeros(len(tables), max(used, default=1) or 1, dtype=torch.int32)
+    for row, table in zip(padded, tables, strict=True):
+        row[: len(table)] = table
+    buckets = None
+    if pick(device, backend) == "cpu":
+        cpu_tree = None if tree is None else cpu.Tree(tree.ancestors, tree.positions.long())
+        buckets = cpu.plan_buckets(query_lens, seq_lens, tables, cache, cpu_tree)
+    return AttentionPlan(
+        padded.to(device),
+        torch.tensor([0, *itertools.accumulate(query_lens)], dtype=torch.int32, device=device),
+        torch.tensor(seq_lens, dtype=torch.int32, device=device),
+        max(query_lens, default=0),
+        tree,
+        buckets,
+    )
 
 
 def paged_attention(
-    query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, plan: AttentionPlan, scale: float
-) -> torch.Tensor:
-    """Attention output [tokens, heads, head_dim], where query has that shape too.
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    plan: AttentionPlan,
+    scale: float,
+    *,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    deterministic: bool = False,
+    workspace: Tensor | None = None,
+) -> Tensor:
+    """Attention output, [tokens, heads, head_dim] of query's dtype. A query token that sees nothing gets zeros; tokens
+    past the last sequence's (padding) are left unwritten.
 
-    k_cache, v_cache: a layer's views, [block, kv_head, slot, head_dim], the step's own tokens already written.
+    query: [tokens, heads, head_dim] float16, bfloat16 or float32.
+    k_cache, v_cache: a layer's views, [block, kv_head, slot, head_dim], with the step's own tokens written already; of
+        query's dtype, or float8 e4m3 or e5m2, or int8. heads is a multiple of the KV heads.
     scale: what query x key products are multiplied by before the softmax.
+    window: a query sees the `window` latest keys, itself included; 0 is all (Longformer, Beltagy et al. 2020).
+    soft_cap: scores become soft_cap * tanh(score / soft_cap); 0 is off (Gemma 2, arXiv 2408.00118).
+    sinks: [heads] float32, a logit a head that takes part in the softmax and has no value (GPT-OSS).
+    alibi_slopes: [heads] float32, slope x distance is taken off a score (ALiBi, Press et al. 2021, arXiv 2108.12409).
+    k_scale, v_scale: what a quantised cache's elements are multiplied by, float32: [1], [kv_heads], or for each token
+        [block, kv_head, slot].
+    deterministic: a row's bits depend on its own sequence alone, not on the batch nor on chunking; on the CPU only.
+    workspace: float32 buffer of `workspace_shape`, or None to have it made.
+    Raises ValueError or TypeError, which name the argument.
     """
-    if query.device.type != "cpu":
-        raise ValueError(f"paged_attention has no implementation for device {query.device}")
-    output = torch.empty_like(query)
-    keys, values = flat_rows(k_cache), flat_rows(v_cache)
-    for bucket in plan.buckets:
-        output[bucket.query_rows] = _attend(query, keys, values, bucket, scale)
-    return output
+    _check(query, k_cache, v_cache, window, soft_cap, sinks, alibi_slopes, k_scale, v_scale)
+    if plan.buckets is not None:
+        if k_cache.dtype != query.dtype:
+            raise TypeError(f"k_cache: got {k_cache.dtype}; allowed on the CPU: {query.dtype}, as query")
+        features = cpu.Features(window, soft_cap, sinks, alibi_slopes, deterministic)
+        return cpu.paged_attention(query, k_cache, v_cache, plan.buckets, scale, features)
+    if deterministic:
+        raise ValueError("deterministic: got True with the Triton-lang kernels; allowed there: False")
+    if workspace is None:
+        shape = workspace_shape(plan, query.shape[1], k_cache.shape[1], query.shape[2])
+        workspace = torch.empty(shape, dtype=torch.float32, device=query.device)
+    ancestors, positions = (plan.tree.ancestors, plan.tree.positions) if plan.tree else (None, None)
+    attended: Tensor = _paged_attention(
+        query, k_cache, v_cache, plan.block_tables, plan.cu_query_lens, plan.seq_lens, workspace, k_scale, v_scale,
+        sinks, alibi_slopes, ancestors, positions, plan.max_query_len, scale, window, soft_cap,
+    )  # fmt: skip
+    return attended
 
 
-def _attend(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bucket: _Bucket, scale: float
-) -> torch.Tensor:
-    """[n * q, heads, head_dim]"""
-    n, kv_heads, _ = bucket.context_rows.shape
-    q = bucket.mask.shape[2]
-    heads, head_dim = query.shape[1:]
-    group = heads // kv_heads
-    folded = query[bucket.query_rows].view(n, q, kv_heads, group, head_dim)
-    folded = folded.permute(0, 2, 3, 1, 4).reshape(n, kv_heads, group * q, head_dim)
-    k = functional.embedding(bucket.context_rows, keys)  # [n, kv_heads, c, head_dim]
-    v = functional.embedding(bucket.context_rows, values)
-    mask = bucket.mask.repeat(1, 1, group, 1) if q > 1 else bucket.mask
-    out = functional.scaled_dot_product_attention(folded, k, v, attn_mask=mask, scale=scale)
-    out = out.view(n, kv_heads, group, q, head_dim).permute(0, 3, 1, 2, 4)
-    return out.reshape(n * q, heads, head_dim)
+def workspace_shape(plan: AttentionPlan, heads: int, kv_heads: int, head_dim: int) -> tuple[int, ...]:
+    """Shape of what the splits of a step leave their sums in."""
+    from nereid_kernels.triton_lang.paged_attention import SplitShape
+
+    split = SplitShape.of(plan.max_query_len, kv_heads, architecture_of(plan.seq_lens.device))
+    return split.workspace(len(plan.seq_lens), heads, head_dim)
 
 
-def _group(query_lens: list[int], seq_lens: list[int]) -> list[list[int]]:
-    """Which sequences share a call: decodes whose lengths round up to one power of two; each other by itself."""
-    groups: dict[tuple[int, int], list[int]] = {}
-    for index, (query_len, seq_len) in enumerate(zip(query_lens, seq_lens, strict=True)):
-        key = (0, seq_len.bit_length()) if query_len == 1 else (1, index)
-        groups.setdefault(key, []).append(index)
-    return list(groups.values())
+def _check(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    window: int,
+    soft_cap: float,
+    sinks: Tensor | None,
+    alibi_slopes: Tensor | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+) -> None:
+    check_dtypes(FLOATS, query=query)
+    check_dtypes((query.dtype, *QUANTISED), k_cache=k_cache)
+    check_dtypes((k_cache.dtype,), v_cache=v_cache)
+    sizes: dict[str, int] = {}
+    check_shapes(
+        sizes,
+        query=(query, ("tokens", "heads", "head_dim")),
+        k_cache=(k_cache, ("blocks", "kv_heads", "block_size", "head_dim")),
+        v_cache=(v_cache, ("blocks", "kv_heads", "block_size", "head_dim")),
+    )
+    if sizes["heads"] % sizes["kv_heads"]:
+        raise ValueError(f"query: got {sizes['heads']} heads; allowed: a multiple of the {sizes['kv_heads']} KV heads")
+    if k_cache.stride() != v_cache.stride():
+        raise ValueError(f"v_cache: got strides {v_cache.stride()}; allowed: {k_cache.stride()}, as k_cache")
+    if window < 0 or soft_cap < 0:
+        raise ValueError(f"window, soft_cap: got {window}, {soft_cap}; allowed: 0 (off) or more")
+    by_head = {name: x for name, x in (("sinks", sinks), ("alibi_slopes", alibi_slopes)) if x is not None}
+    check_shapes(sizes, **{name: (x, ("heads",)) for name, x in by_head.items()})
+    scales = {name: x for name, x in (("k_scale", k_scale), ("v_scale", v_scale)) if x is not None}
+    if len(scales) != (2 if k_cache.dtype in QUANTISED else 0):
+        raise ValueError(f"k_scale, v_scale: got {len(scales)}; allowed: both with a quantised cache, else none")
+    for name, x in scales.items():
+        if tuple(x.shape) not in ((1,), (sizes["kv_heads"],), tuple(k_cache.shape[:3])):
+            raise ValueError(f"{name}: got shape {list(x.shape)}; allowed: [1], [kv_heads], [block, kv_head, slot]")
+    check_dtypes((torch.float32,), **by_head, **scales)
+    check_same_device(query=query, k_cache=k_cache, v_cache=v_cache, **by_head, **scales)
+    check_contiguous_rows(query=query, k_cache=k_cache, v_cache=v_cache, **scales)
 
 
-def _bucket(
-    members: list[int],
-    starts: list[int],
-    query_lens: list[int],
-    seq_lens: list[int],
-    block_tables: list[torch.Tensor],
-    cache: torch.Tensor,
-) -> _Bucket:
-    block_size = cache.shape[2]
-    q = query_lens[members[0]]
-    lens = torch.tensor([seq_lens[m] for m in members])
-    context = int(lens.max())
-    num_blocks = -(-context // block_size)
-    tables = torch.zeros(len(members), num_blocks, dtype=torch.int64)
-    for row, member in enumerate(members):
-        used = -(-seq_lens[member] // block_size)
-        tables[row, :used] = block_tables[member][:used]
-    positions = torch.arange(context)
-    # A slot past the end reads the sequence's first slot instead: whatever lies unwritten, NaN too, is never read.
-    clipped = torch.where(positions < lens[:, None], positions, 0)
-    rows = row_index(cache, tables.gather(1, clipped // block_size).view(-1), (clipped % block_size).view(-1))
-    context_rows = rows.view(len(members), context, -1).transpose(1, 2).contiguous()
-    query_positions = lens[:, None] - q + torch.arange(q)  # [n, q]
-    mask = positions <= query_positions[:, :, None]  # [n, q, c]
-    query_rows = torch.tensor([starts[m] for m in members])[:, None] + torch.arange(q)
-    return _Bucket(query_rows.view(-1), context_rows, mask[:, None])
+@torch.library.custom_op("nereid_kernels::paged_attention", mutates_args=("workspace",))
+def _paged_attention(
+    query: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, cu_query_lens: Tensor, seq_lens: Tensor,
+    workspace: Tensor, k_scale: Tensor | None, v_scale: Tensor | None, sinks: Tensor | None,
+    alibi_slopes: Tensor | None, ancestors: Tensor | None, positions: Tensor | None, max_query_len: int, scale: float,
+    window: int, soft_cap: float,
+) -> Tensor:  # fmt: skip
+    from nereid_kernels.triton_lang.paged_attention import Operands, launch_paged_attention
+
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    operands = Operands(
+        query, k_cache, v_cache, out, workspace, block_tables, cu_query_lens, seq_lens, k_scale, v_scale, sinks,
+        alibi_slopes, ancestors, positions,
+    )  # fmt: skip
+    for launch in launch_paged_attention(operands, max_query_len, scale, window, soft_cap):
+        run(launch)
+    return out
+
+
+@_paged_attention.register_fake
+def _(query: Tensor, *_: object) -> Tensor:
+    return torch.empty(query.shape, dtype=query.dtype, device=query.device)

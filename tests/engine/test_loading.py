@@ -13,13 +13,14 @@ import transformers
 
 from nereid.errors import ModelLoadError
 from nereid.model_config import ModelConfig
+from nereid.models.layers import Kernels
 from nereid.models.registry import load_model
 from nereid.request import Request, SamplingParams
 from tests.engine.tiny import SteppedEngine
 
 
 def load(directory: Path) -> None:
-    load_model(directory, ModelConfig.load(directory), torch.float32)
+    load_model(directory, ModelConfig.load(directory), torch.float32, Kernels())
 
 
 @pytest.fixture

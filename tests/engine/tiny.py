@@ -16,8 +16,9 @@ from nereid.kv_cache.manager import KVCacheManager
 from nereid.model_config import ModelConfig
 from nereid.model_runner import ModelRunner
 from nereid.request import Request, SamplingParams
-from nereid.sampling.noise import gumbel_noise, noise_key
+from nereid.sampling.noise import noise_key
 from nereid.scheduler import Advance, Scheduler
+from nereid_kernels.reference.noise import gumbel
 from tests.conftest import TOLERANCES
 
 VOCAB = 257
@@ -107,7 +108,7 @@ class IdentityRule:
         noisy = logits.double()
         if not sampling.greedy:
             keys = [[noise_key(sampling.seed, 0, prompt_len + i)] for i in range(len(tokens))]
-            noisy = noisy / sampling.temperature + gumbel_noise(torch.tensor(keys), torch.arange(noisy.shape[1]))
+            noisy = noisy / sampling.temperature + gumbel(torch.tensor(keys), torch.arange(noisy.shape[1]))
         top = noisy.topk(2)
         for index, token in enumerate(tokens):
             self.positions += 1

@@ -13,7 +13,6 @@ import pytest
 from nereid.cli.provision import provision_server
 from nereid.cli.server_process import HOST, ServerOptions, TritonServer
 from tests.conftest import read_json
-from tests.server.clients import is_live, load, unload, wait_until
 from tests.server.repository import (
     CHAIN,
     CONFIG,
@@ -24,6 +23,8 @@ from tests.server.repository import (
     write_model,
     write_tiny_model,
 )
+from tests.server.server_state import is_live, load, unload
+from tests.server.waiting import wait_until
 
 StartServer = Callable[..., TritonServer]
 

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from nereid.cli.server_process import TritonServer
-from tests.server.clients import GrpcStream, body_of, generate, generate_stream, http_call, is_ready, joined
+from tests.server.grpc_client import GrpcStream
+from tests.server.http_client import body_of, generate, generate_stream, http_call, joined
+from tests.server.server_state import is_ready
 
 UNPRINTABLE_MARKS = ("Traceback", "/work/", "/root/", "/tmp/", ".py", "site-packages", "0x7f")
 STOPS = [f"stop {i}" for i in range(65)]

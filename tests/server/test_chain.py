@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from nereid.cli.server_process import TritonServer
-from tests.server.clients import GrpcStream, generate_stream, is_live, joined, wait_until, wait_until_idle
+from tests.server.grpc_client import GrpcStream
+from tests.server.http_client import generate_stream, joined
+from tests.server.server_state import is_live, wait_until_idle
+from tests.server.waiting import wait_until
 
 SAMPLING = {"max_tokens": 24, "ignore_eos": True, "seed": 5}  # the chain's own
 ONLY_TEXT: dict[str, Any] = {"stream": None, "return_finish_reason": None, "return_num_output_tokens": None}

@@ -12,17 +12,10 @@ import pytest
 from nereid.cli.server_process import TritonServer
 from nereid.tokenization.chat_template import ChatTemplate
 from tests.conftest import read_json, shared_data, spec_bench_prompts
-from tests.server.clients import (
-    Answer,
-    GrpcStream,
-    at_once,
-    generate,
-    generate_stream,
-    is_live,
-    joined,
-    stream_texts,
-    wait_until_idle,
-)
+from tests.server.grpc_client import GrpcStream, stream_texts
+from tests.server.http_client import Answer, generate, generate_stream, joined
+from tests.server.server_state import is_live, wait_until_idle
+from tests.server.waiting import at_once
 
 GREEDY = {"temperature": 0}
 

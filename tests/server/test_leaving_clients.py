@@ -7,21 +7,10 @@ import time
 import pytest
 
 from nereid.cli.server_process import TritonServer
-from tests.server.clients import (
-    GrpcStream,
-    RawConnection,
-    at_once,
-    body_of,
-    generate,
-    generate_stream,
-    joined,
-    kv_cache_usage,
-    num_running,
-    num_waiting,
-    raw_stream,
-    wait_until,
-    wait_until_idle,
-)
+from tests.server.grpc_client import GrpcStream
+from tests.server.http_client import RawConnection, body_of, generate, generate_stream, joined, raw_stream
+from tests.server.server_state import kv_cache_usage, num_running, num_waiting, wait_until_idle
+from tests.server.waiting import at_once, wait_until
 
 LONG = {"max_tokens": 4000, "ignore_eos": True}
 

@@ -15,27 +15,14 @@ from typing import Any
 import pytest
 
 from nereid.cli.server_process import TritonServer
-from tests.server.clients import (
-    GrpcStream,
-    RawConnection,
-    at_once,
-    body_of,
-    events_in,
-    generate,
-    generate_stream,
-    is_ready,
-    joined,
-    load,
-    num_running,
-    stub_pid,
-    unload,
-    wait_until,
-    wait_until_idle,
-)
 from tests.server.conftest import StartServer, make_server
+from tests.server.grpc_client import GrpcStream
+from tests.server.http_client import RawConnection, body_of, events_in, generate, generate_stream, joined
 from tests.server.repository import MARKS_FINALIZE, tiny_settings, write_model
+from tests.server.server_state import is_ready, load, num_running, stub_pid, unload, wait_until_idle
 from tests.server.test_serve_command import Serve, nothing_is_left
 from tests.server.test_serve_command import stub_pid as any_stub_pid
+from tests.server.waiting import at_once, wait_until
 
 LONG = {"max_tokens": 8000, "ignore_eos": True}
 DRAIN_S = 2.0

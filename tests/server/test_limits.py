@@ -10,18 +10,10 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from nereid.cli.server_process import HOST, TritonServer
-from tests.server.clients import (
-    GrpcStream,
-    gauge,
-    generate,
-    infer,
-    inputs_of,
-    num_running,
-    num_waiting,
-    stream_texts,
-    wait_until,
-    wait_until_idle,
-)
+from tests.server.grpc_client import GrpcStream, inputs_of, stream_texts
+from tests.server.http_client import generate, infer
+from tests.server.server_state import gauge, num_running, num_waiting, wait_until_idle
+from tests.server.waiting import wait_until
 
 # By model of the shared repository: the most tokens of prompt and output together.
 LIMITS = {"tiny_limit": 24, "tiny_pool": 48}

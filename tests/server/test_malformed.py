@@ -14,16 +14,10 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from nereid.cli.server_process import HOST, TritonServer
 from tests.conftest import shared_data
-from tests.server.clients import (
-    TIMEOUT_S,
-    GrpcStream,
-    generate,
-    http_call,
-    inputs_of,
-    is_live,
-    resident_bytes_of,
-    stub_pid,
-)
+from tests.server.grpc_client import GrpcStream, inputs_of
+from tests.server.http_client import generate, http_call
+from tests.server.server_state import is_live, resident_bytes_of, stub_pid
+from tests.server.waiting import TIMEOUT_S
 
 GENERATE = "/v2/models/tiny/generate"
 MIB = 1 << 20

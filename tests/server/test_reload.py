@@ -14,9 +14,12 @@ from pathlib import Path
 import pytest
 
 from nereid.cli.server_process import TritonServer
-from tests.server.clients import GrpcStream, generate, is_live, load, unload, wait_until, wait_until_idle
 from tests.server.conftest import StartServer
+from tests.server.grpc_client import GrpcStream
+from tests.server.http_client import generate
 from tests.server.repository import CONFIG, tiny_settings, write_model
+from tests.server.server_state import is_live, load, unload, wait_until_idle
+from tests.server.waiting import wait_until
 
 ROUNDS = 3
 LONG = {"max_tokens": 8000, "ignore_eos": True}

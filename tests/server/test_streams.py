@@ -8,18 +8,10 @@ from typing import Any
 import pytest
 
 from nereid.cli.server_process import TritonServer
-from tests.server.clients import (
-    GrpcStream,
-    Streamed,
-    at_once,
-    generate,
-    generate_stream,
-    joined,
-    resident_bytes_of,
-    stream_texts,
-    stub_pid,
-    wait_until_idle,
-)
+from tests.server.grpc_client import GrpcStream, Streamed, stream_texts
+from tests.server.http_client import generate, generate_stream, joined
+from tests.server.server_state import resident_bytes_of, stub_pid, wait_until_idle
+from tests.server.waiting import at_once
 
 VOCAB_SIZE, MOST_STOP_IDS = 49152, 1024
 

@@ -10,18 +10,10 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from nereid.cli.server_process import HOST, TritonServer
-from tests.server.clients import (
-    Answer,
-    at_once,
-    body_of,
-    generate,
-    http_call,
-    infer,
-    inputs_of,
-    num_running,
-    wait_until,
-    wait_until_idle,
-)
+from tests.server.grpc_client import inputs_of
+from tests.server.http_client import Answer, body_of, generate, http_call, infer
+from tests.server.server_state import num_running, wait_until_idle
+from tests.server.waiting import at_once, wait_until
 
 SAMPLING = {"max_tokens": 12, "seed": 8, "ignore_eos": True}
 

@@ -8,10 +8,14 @@ import random
 import pytest
 import torch
 
-from nereid.sampling.noise import gumbel_noise, noise_key
+from nereid.sampling.noise import noise_key
 from nereid.sampling.sampler import SamplingRow, sample
+from nereid_kernels.reference.noise import gumbel, uniform
 
 VOCAB = 1000
+
+
+MASK = (1 << 64) - 1
 
 
 def row(key: int = 0, **changes: object) -> SamplingRow:
@@ -142,8 +146,26 @@ def test_a_row_that_is_not_finite_is_reported_and_the_others_are_drawn(poison: f
 
 def test_noise_is_a_function_of_key_and_token_and_looks_like_gumbel() -> None:
     ids = torch.arange(200_000)
-    noise = gumbel_noise(torch.tensor([[noise_key(1, 0, 0)]]), ids)[0]
-    assert torch.equal(noise[123:456], gumbel_noise(torch.tensor([[noise_key(1, 0, 0)]]), ids[123:456])[0])
+    noise = gumbel(torch.tensor([[noise_key(1, 0, 0)]]), ids)[0]
+    assert torch.equal(noise[123:456], gumbel(torch.tensor([[noise_key(1, 0, 0)]]), ids[123:456])[0])
     assert abs(float(noise.mean()) - 0.57722) < 0.01 and abs(float(noise.var()) - math.pi**2 / 6) < 0.03
     keys = {noise_key(s, q, p) for s in range(20) for q in range(5) for p in range(50)}
     assert len(keys) == 20 * 5 * 50
+
+
+def test_noise_is_finite_at_both_ends_of_its_range() -> None:
+    """Of the 64 bits, all ones and all zeros: found by running the hash backwards from them."""
+    low, high = uniform(*inverse_of(0)), uniform(*inverse_of(-1))
+    assert 0 < low < 1e-15 and 1 - 1e-15 < high < 1
+    assert gumbel(*inverse_of(-1)).isfinite() and gumbel(*inverse_of(0)).isfinite()
+
+
+def inverse_of(bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A key and a token id whose hash is `bits`."""
+    value = bits & MASK
+    for shift, multiplier in ((31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9), (30, 1)):
+        shifted = value
+        for _ in range(64 // shift):
+            shifted = value ^ (shifted >> shift)
+        value = shifted * pow(multiplier, -1, 1 << 64) & MASK
+    return torch.tensor(value - (1 << 64) if value >> 63 else value), torch.tensor(0)

@@ -1,17 +1,45 @@
-"""Layers that the model families share: plain functions and frozen bundles of weights. No state, no requests."""
+"""What the model families share: how a layer's operations are run, and tables that are made once. No requests.
+
+Kernels is given to a model when it is made, and says for all its operations which implementation runs them.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
+from torch import Tensor
 from torch.nn import functional
 
+from nereid_kernels.gated_activation import gated_activation
+from nereid_kernels.matmul import matmul
+from nereid_kernels.rms_norm import add_rms_norm, rms_norm
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Root-mean-square norm over the last dimension (Zhang and Sennrich 2019)."""
-    return functional.rms_norm(x, weight.shape, weight, eps)
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """backend: of `nereid_kernels.backends`.  deterministic: products whose rows do not depend on each other."""
+
+    backend: str = "auto"
+    deterministic: bool = False
+
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [rows, in] times weight [out, in]: [rows, out]."""
+        return matmul(x, weight, backend=self.backend) if self.deterministic else functional.linear(x, weight)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return rms_norm(x, weight, eps, backend=self.backend)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """(norm of the sum, the sum)."""
+        return add_rms_norm(x, residual, weight, eps, backend=self.backend)
+
+    def gated_silu(self, gate_up: Tensor) -> Tensor:
+        """silu(gate) * up, where gate_up [rows, 2 * n] holds both."""
+        return gated_activation(gate_up, "silu", backend=self.backend)
 
 
-def rotary_table(head_dim: int, theta: float, num_positions: int) -> torch.Tensor:
+def rotary_table(head_dim: int, theta: float, num_positions: int) -> Tensor:
     """cos and sin of every position, [positions, 2, head_dim] float32 (RoFormer, Su et al. 2021).
 
     Both halves of head_dim hold the same angles, as in Llama's "rotate half" order.
@@ -20,16 +48,3 @@ def rotary_table(head_dim: int, theta: float, num_positions: int) -> torch.Tenso
     angles = torch.outer(torch.arange(num_positions).float(), frequencies)
     angles = torch.cat((angles, angles), dim=-1)
     return torch.stack((angles.cos(), angles.sin()), dim=1)
-
-
-def apply_rotary(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
-    """Rotate x [tokens, heads, head_dim] by cos_sin [tokens, 2, head_dim] of x's dtype."""
-    cos, sin = cos_sin[:, None, 0], cos_sin[:, None, 1]  # [tokens, 1, head_dim]
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
-
-
-def gated_silu(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up, where gate_up [tokens, 2 * n] holds both (GLU variants, Shazeer 2020)."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return functional.silu(gate) * up

@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding
 
 from nereid.kv_cache.storage import KVCacheStorage
 from nereid.model_config import ModelConfig
 from nereid.model_input import ModelInput
-from nereid.models.layers import apply_rotary, gated_silu, rms_norm, rotary_table
+from nereid.models.layers import Kernels, rotary_table
 from nereid.models.weights import WeightReader
-from nereid_kernels.kv_write import kv_write
 from nereid_kernels.paged_attention import paged_attention
+from nereid_kernels.qk_norm_rope_kv_write import qk_norm_rope_kv_write
 
 _STALE = "rotary_emb.inv_freq"  # old checkpoints carry what is computed here
 
@@ -37,16 +37,17 @@ class LlamaLayer:
 class Llama:
     """A loaded model. `forward` is pure but for the KV cache that it is given."""
 
-    def __init__(self, config: ModelConfig, reader: WeightReader, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, reader: WeightReader, dtype: torch.dtype, kernels: Kernels) -> None:
         """Take the weights from `reader` in `dtype`. Raises ModelLoadError where they do not fit `config`."""
         self._config = config
+        self._kernels = kernels
         vocab_shape = (config.vocab_size, config.hidden_size)
         self._embedding = reader.read("model.embed_tokens.weight", vocab_shape).to(dtype)
         self._layers = [_load_layer(config, reader, index, dtype) for index in range(config.num_layers)]
         self._norm = reader.read("model.norm.weight", (config.hidden_size,)).to(dtype)
         tied = config.tie_word_embeddings
         self._head = self._embedding if tied else reader.read("lm_head.weight", vocab_shape).to(dtype)
-        self._rotary = rotary_table(config.head_dim, config.rope_theta, config.max_position_embeddings).to(dtype)
+        self._rotary = rotary_table(config.head_dim, config.rope_theta, config.max_position_embeddings)
 
     @staticmethod
     def ignored_tensors(config: ModelConfig) -> frozenset[str]:
@@ -57,15 +58,20 @@ class Llama:
     @torch.inference_mode()
     def forward(self, batch: ModelInput, cache: KVCacheStorage) -> torch.Tensor:
         """Logits [logits rows, vocabulary] float32 of the rows that `batch` asks for; writes the step's KV."""
+        kernels, eps = self._kernels, self._config.rms_norm_eps
         cos_sin = self._rotary[batch.positions]  # [tokens, 2, head_dim]
         hidden = embedding(batch.token_ids, self._embedding)  # [tokens, hidden]
+        normed = kernels.rms_norm(hidden, self._layers[0].input_norm, eps)
         for index, layer in enumerate(self._layers):
-            normed = rms_norm(hidden, layer.input_norm, self._config.rms_norm_eps)
-            hidden = hidden + self._attention(layer, normed, cos_sin, batch, cache.layer(index))
-            normed = rms_norm(hidden, layer.mlp_norm, self._config.rms_norm_eps)
-            hidden = hidden + linear(gated_silu(linear(normed, layer.gate_up)), layer.down)
-        last = rms_norm(hidden[batch.logits_rows], self._norm, self._config.rms_norm_eps)
-        return linear(last, self._head).float()
+            attended = self._attention(layer, normed, cos_sin, batch, cache.layer(index))
+            normed, hidden = kernels.add_rms_norm(attended, hidden, layer.mlp_norm, eps)
+            inner = kernels.gated_silu(kernels.linear(normed, layer.gate_up))
+            added = kernels.linear(inner, layer.down)
+            if index + 1 < len(self._layers):
+                normed, hidden = kernels.add_rms_norm(added, hidden, self._layers[index + 1].input_norm, eps)
+        rows = batch.logits_rows
+        last, _ = kernels.add_rms_norm(added[rows], hidden[rows], self._norm, eps)
+        return kernels.linear(last, self._head).float()
 
     def _attention(
         self,
@@ -75,13 +81,12 @@ class Llama:
         batch: ModelInput,
         cache: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
-        heads, kv_heads, head_dim = self._config.num_heads, self._config.num_kv_heads, self._config.head_dim
-        qkv = linear(hidden, layer.qkv).view(len(hidden), heads + 2 * kv_heads, head_dim)
-        rotated = apply_rotary(qkv[:, : heads + kv_heads], cos_sin)
-        query, key, value = rotated[:, :heads], rotated[:, heads:], qkv[:, heads + kv_heads :]
-        kv_write(key, value, *cache, batch.kv_write)
-        attended = paged_attention(query, *cache, batch.attention, scale=head_dim**-0.5)
-        return linear(attended.reshape(len(hidden), heads * head_dim), layer.output)
+        kernels, head_dim = self._kernels, self._config.head_dim
+        query = qk_norm_rope_kv_write(kernels.linear(hidden, layer.qkv), cos_sin, *cache, batch.kv_write)
+        attended = paged_attention(
+            query, *cache, batch.attention, scale=head_dim**-0.5, deterministic=kernels.deterministic
+        )  # [tokens, heads, head_dim]
+        return kernels.linear(attended.flatten(1), layer.output)
 
 
 def _load_layer(config: ModelConfig, reader: WeightReader, index: int, dtype: torch.dtype) -> LlamaLayer:

@@ -12,6 +12,7 @@ import torch
 from nereid.kv_cache.storage import KVCacheStorage
 from nereid.model_config import ModelConfig
 from nereid.model_input import ModelInput
+from nereid.models.layers import Kernels
 from nereid.models.llama import Llama
 from nereid.models.weights import WeightReader
 
@@ -25,11 +26,11 @@ class Model(Protocol):
     def forward(self, batch: ModelInput, cache: KVCacheStorage) -> torch.Tensor: ...
 
 
-def load_model(directory: Path, config: ModelConfig, dtype: torch.dtype) -> Model:
+def load_model(directory: Path, config: ModelConfig, dtype: torch.dtype, kernels: Kernels) -> Model:
     """The model in `directory`, its weights in `dtype`. Raises ModelLoadError, which names the file or tensor."""
     start = time.monotonic()
     family = _ARCHITECTURES[config.architecture]
     with WeightReader(directory, family.ignored_tensors(config)) as reader:
-        model = family(config, reader, dtype)
+        model = family(config, reader, dtype, kernels)
     _LOG.info("loaded %s from %s in %.1f s", config.architecture, directory, time.monotonic() - start)
     return model

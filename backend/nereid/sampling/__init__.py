@@ -1,1 +1,1 @@
-"""Logits to tokens: the batched sampler and the noise it draws with. Imports torch only."""
+"""Logits to tokens: the batched sampler, and the keys of the noise that it draws with."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from nereid.sampling.noise import gumbel_noise
+from nereid_kernels.reference.noise import gumbel
+from nereid_kernels.sample import sample as sample_rows
 
 # Most likely tokens of a row that are looked at first. What survives truncation nearly always lies among them.
 _NUM_CANDIDATES = 256
@@ -36,20 +37,39 @@ class SamplingRow:
         return self.temperature < GREEDY_TEMPERATURE
 
 
-def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> tuple[list[int], list[bool]]:
+def sample(logits: torch.Tensor, rows: Sequence[SamplingRow], backend: str = "cpu") -> tuple[list[int], list[bool]]:
     """Token ids, and whether each row's logits were sound (no NaN, no infinity at the top).
 
-    logits: [rows, vocabulary] float32; changed in place where a row bans tokens.
+    logits: [rows, vocabulary] float32; changed in place where a row bans tokens.  backend: "cpu", or "triton_lang",
+    which draws the same tokens by a kernel.
     """
     for index, row in enumerate(rows):
         if row.banned:
             logits[index, list(row.banned)] = -torch.inf
+    if backend == "triton_lang":
+        return _sample_by_kernel(logits, rows)
     top, tokens = logits.max(dim=1)  # the first of equals; NaN wins over all
     sound = top.isfinite().tolist()
     random = [index for index, row in enumerate(rows) if sound[index] and not row.greedy]
     if random:
         tokens[random] = _draw(logits[random] - top[random, None], [rows[index] for index in random])
     return tokens.tolist(), sound
+
+
+def _sample_by_kernel(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> tuple[list[int], list[bool]]:
+    def column(values: list[float], dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=logits.device)
+
+    tokens, sound = sample_rows(
+        logits,
+        column([row.temperature for row in rows], torch.float32),
+        column([row.min_p for row in rows], torch.float64),
+        column([min(row.top_k, logits.shape[1]) for row in rows], torch.int32),
+        column([row.top_p for row in rows], torch.float64),
+        column([row.key for row in rows], torch.int64),
+        backend="triton_lang",
+    )
+    return tokens.tolist(), sound.tolist()
 
 
 def _draw(shifted: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
@@ -62,12 +82,12 @@ def _draw(shifted: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     bound = _lower_bound(scores, top_scores, rows)
     # Rows where the last candidate still survives: others may, too.
     wide = bound <= top_scores[:, -1] if top_scores.shape[1] < vocab_size else torch.zeros_like(bound, dtype=torch.bool)
-    noisy = (top_scores.double() + gumbel_noise(keys, top_ids)).masked_fill(top_scores < bound[:, None], -torch.inf)
+    noisy = (top_scores.double() + gumbel(keys, top_ids)).masked_fill(top_scores < bound[:, None], -torch.inf)
     tokens = top_ids.gather(1, noisy.argmax(dim=1, keepdim=True))[:, 0]
     all_ids = torch.arange(vocab_size, device=device)
     for index in wide.nonzero()[:, 0].tolist():
         ids = all_ids[scores[index] >= bound[index]]
-        noise = gumbel_noise(keys[index], ids)
+        noise = gumbel(keys[index], ids)
         tokens[index] = ids[(scores[index, ids].double() + noise).argmax()]
     return tokens
 

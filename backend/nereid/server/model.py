@@ -69,7 +69,7 @@ class TritonPythonModel:
             raise ConfigError(f"{folder / SETTINGS_FILE}: {error}") from error
         self._metrics: EngineMetrics = EngineMetrics(name, version)
         self._watch: UnloadWatch = UnloadWatch(name, parent_address(), self._service.drain)
-        # The parent first: to publish metrics to a server that is gone would wait for ever, with the interpreter locked.
+        # The parent first: to publish metrics to a server that is gone would wait for ever, and lock the interpreter.
         self._housekeeper: Housekeeper = Housekeeper([ParentWatch().check, self._publish, self._watch.check])
         self._housekeeper.start()
 

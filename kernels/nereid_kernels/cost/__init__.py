@@ -1,0 +1,40 @@
+"""What a launch costs: bytes and operations, by formulas over its arguments. Pure functions; nothing is run.
+
+Always holds: the formulas equal what the interpreter counts when it runs the same launch (tests/kernels/interpreted/
+test_cost.py). Left out are indices (int32 and int64 tensors: lengths, block tables, positions), a few bytes each.
+Lengths decide what attention does, so those tensors must have values: on the CPU, while all others may be meta.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from nereid_kernels.cost import attention, dense
+from nereid_kernels.cost.cost import Cost, Formula
+from nereid_kernels.launch import Launch
+
+__all__ = ["Cost", "count"]
+
+_FORMULAS: Mapping[str, Formula] = MappingProxyType(
+    {
+        "rms_norm": dense.rms_norm,
+        "matmul": dense.matmul,
+        "matmul_int8": dense.matmul_int8,
+        "matmul_int4": dense.matmul_int4,
+        "paged_attention": attention.paged_attention,
+        "paged_attention_reduce": attention.paged_attention_reduce,
+        "mla_attention": attention.mla_attention,
+        "mla_attention_reduction": attention.mla_attention_reduction,
+    }
+)
+
+
+def count(launches: Iterable[Launch]) -> Cost:
+    """The sum over launches. Raises ValueError for a kernel without a formula."""
+    total = Cost()
+    for launch in launches:
+        if launch.name not in _FORMULAS:
+            raise ValueError(f"kernel: got {launch.name}; allowed: {', '.join(sorted(_FORMULAS))}")
+        total += _FORMULAS[launch.name](launch.arguments, launch.grid)
+    return total

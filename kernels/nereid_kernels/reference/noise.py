@@ -1,0 +1,30 @@
+"""Noise as a pure function of (key, token id), by its definition: SplitMix64 (Steele, Lea and Flood 2014) in int64.
+
+The number of id -1, which no token has, is free for decisions that are no draw of a token; so are those below it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_STRIDE = 0x9E3779B97F4A7C15 - 2**64
+_ROUNDS = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
+
+
+def uniform(keys: Tensor, token_ids: Tensor) -> Tensor:
+    """Float64 in (0, 1), both ends excluded, of the shape that keys and token_ids, both int64, broadcast to."""
+    bits = keys + token_ids * _STRIDE
+    for shift, multiplier in _ROUNDS:
+        bits = (bits ^ _shift_right(bits, shift)) * multiplier
+    bits = bits ^ _shift_right(bits, 31)
+    return (_shift_right(bits, 12).double() + 0.5) * 2.0**-52  # of 52 bits, so that the sum is exact
+
+
+def gumbel(keys: Tensor, token_ids: Tensor) -> Tensor:
+    """Standard Gumbel noise, float64: argmax(log p + noise) is a draw from p (Gumbel 1954, Maddison et al. 2014)."""
+    return -torch.log(-torch.log(uniform(keys, token_ids)))
+
+
+def _shift_right(bits: Tensor, shift: int) -> Tensor:
+    return bits >> shift & (1 << 64 - shift) - 1  # torch shifts copies of the sign in

@@ -1,0 +1,93 @@
+"""deterministic: true: a request's logits have the same bits alone, batched and chunked, in float32 and bfloat16."""
+
+from __future__ import annotations
+
+import random
+import unittest.mock
+from pathlib import Path
+
+import pytest
+import torch
+
+from nereid.batch import SchedulerOutput
+from nereid.config import EngineConfig
+from nereid.errors import ConfigError
+from nereid.kv_cache.storage import KVCacheStorage
+from nereid.model_input import ModelInput
+from nereid.model_runner import choose_backend
+from nereid.request import Request, SamplingParams
+from nereid.tokenization.tokenizer import Tokenizer
+from tests.conftest import spec_bench_prompts
+from tests.engine.tiny import VOCAB, SteppedEngine
+
+WAYS: dict[str, dict[str, object]] = {
+    "alone": {"max_num_seqs": 1},
+    "batched": {"max_num_seqs": 20},
+    "chunked": {"max_num_seqs": 20, "max_num_batched_tokens": 37},
+}
+
+
+def logits_by_request(
+    directory: Path, requests: list[Request], settings: dict[str, object]
+) -> dict[int, list[torch.Tensor]]:
+    """Of each request, the logits of every position that drew a token, in order."""
+    engine = SteppedEngine(directory, {"deterministic": True, **settings})
+    seen: dict[int, list[torch.Tensor]] = {request.request_id: [] for request in requests}
+    runner, forward = engine.runner, engine.runner.model.forward
+    plans: list[SchedulerOutput] = []
+
+    def run(plan: SchedulerOutput, run: object = runner.run) -> object:
+        plans.append(plan)
+        return run(plan)  # type: ignore[operator]
+
+    def record(batch: ModelInput, cache: KVCacheStorage) -> torch.Tensor:
+        logits = forward(batch, cache)
+        rows = [row for row in plans[-1].scheduled if row.samples]
+        for row, row_logits in zip(rows, logits, strict=True):
+            seen[row.request_id].append(row_logits.clone())
+        return logits
+
+    with unittest.mock.patch.object(runner, "run", run), unittest.mock.patch.object(runner.model, "forward", record):
+        engine.run(requests)
+    return seen
+
+
+def assert_same_bits(directory: Path, requests: list[Request], settings: dict[str, object]) -> None:
+    alone, *others = (logits_by_request(directory, requests, {**settings, **way}) for way in WAYS.values())
+    for request in requests:
+        assert len(alone[request.request_id]) == request.sampling.max_tokens
+        for other in others:
+            pairs = zip(alone[request.request_id], other[request.request_id], strict=True)
+            assert all(torch.equal(a, b) for a, b in pairs), f"request {request.request_id} differs"
+
+
+def make_request(index: int, prompt: tuple[int, ...]) -> Request:
+    return Request(index, prompt, SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True), arrival_time=0.0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tiny_logits_have_the_same_bits_whatever_is_beside_them(directory: Path, dtype: str) -> None:
+    rng = random.Random(4)
+    prompts = [tuple(rng.randrange(3, VOCAB) for _ in range(rng.randint(1, 90))) for _ in range(20)]
+    requests = [make_request(index, prompt) for index, prompt in enumerate(prompts)]
+    assert_same_bits(directory, requests, {"dtype": dtype, "block_size": 8, "num_blocks": 800})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_smollm2_logits_have_the_same_bits_whatever_is_beside_them(
+    smollm2_directory: Path, smollm2_tokenizer: Tokenizer, dtype: str
+) -> None:
+    prompts = [tuple(smollm2_tokenizer.encode(prompt)) for prompt in spec_bench_prompts(20)]
+    requests = [make_request(index, prompt) for index, prompt in enumerate(prompts)]
+    assert_same_bits(smollm2_directory, requests, {"dtype": dtype, "num_blocks": 1000})
+
+
+def test_kernels_cannot_be_deterministic_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EngineConfig(model="x", attention_backend="triton_lang", deterministic=True)
+    with pytest.raises(ConfigError, match="attention_backend: got 'triton_lang' for tensors on the CPU"):
+        choose_backend(config, torch.device("cpu"))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(ConfigError, match="deterministic: got true with attention_backend triton_lang"):
+        choose_backend(config, torch.device("cpu"))

@@ -1,0 +1,83 @@
+"""Launches of paged_attention that are compiled ahead of time: a Llama-3.1-8B-like model's, and variants of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from nereid_kernels.launch import Launch
+from nereid_kernels.triton_lang.paged_attention import Operands, SplitShape, launch_paged_attention
+
+_SEQS, _BLOCKS = 16, 4096
+_FULLY = ("sm_90", "gfx942")  # the variants, too
+
+
+def launches(architecture: str) -> dict[str, Launch]:
+    """By name of the case; the tensors lie on the meta device."""
+    decode, reduction = attention(architecture, 1)
+    found = {
+        "decode_bf16_d128_g4": decode,
+        "reduce_d128": reduction,
+        "verify_bf16_d128_g4": attention(architecture, 8)[0],
+        "prefill_bf16_d128_g4": attention(architecture, 512)[0],
+        "decode_e4m3_d128_g4": attention(architecture, 1, cache_dtype=torch.float8_e4m3fn)[0],
+    }
+    return found | _variants(architecture) if architecture in _FULLY else found
+
+
+def _variants(architecture: str) -> dict[str, Launch]:
+    small: dict[str, int] = {"heads": 9, "kv_heads": 3, "head_dim": 64}
+    gemma = attention(architecture, 1, heads=16, head_dim=256, window=4096, soft_cap=50.0)
+    return {
+        "decode_bf16_d256_g2_window_cap": gemma[0],
+        "decode_int8_d128_g4": attention(architecture, 1, cache_dtype=torch.int8, per_token=True)[0],
+        "decode_bf16_d128_g8_sinks_block128": attention(architecture, 1, heads=64, sinks=True, block_size=128)[0],
+        "tree_bf16_d128_g4": attention(architecture, 16, tree=True)[0],
+        "prefill_bf16_d64_g3": attention(architecture, 512, **small)[0],
+        "prefill_fp32_d64_g3": attention(architecture, 512, dtype=torch.float32, **small)[0],
+    }
+
+
+def attention(
+    architecture: str,
+    query_len: int,
+    *,
+    heads: int = 32,
+    kv_heads: int = 8,
+    head_dim: int = 128,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.bfloat16,
+    cache_dtype: torch.dtype | None = None,
+    per_token: bool = False,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    sinks: bool = False,
+    tree: bool = False,
+) -> tuple[Launch, Launch]:
+    def meta(*shape: int, dtype: torch.dtype = torch.int32) -> Any:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    pool = meta(_BLOCKS, 32, 2, kv_heads, block_size, head_dim, dtype=cache_dtype or dtype)
+    tokens = _SEQS * query_len
+    query = meta(tokens, heads, head_dim, dtype=dtype)
+    split = SplitShape.of(query_len, kv_heads, architecture)
+    scale_shape = (_BLOCKS, kv_heads, block_size) if per_token else (1,)
+    scale = meta(*scale_shape, dtype=torch.float32) if cache_dtype else None
+    operands = Operands(
+        query,
+        pool[:, 1, 0],
+        pool[:, 1, 1],
+        torch.empty_like(query),
+        meta(*split.workspace(_SEQS, heads, head_dim), dtype=torch.float32),
+        meta(_SEQS, 512),
+        meta(_SEQS + 1),
+        meta(_SEQS),
+        scale,
+        scale,
+        meta(heads, dtype=torch.float32) if sinks else None,
+        None,
+        meta(tokens, dtype=torch.int64) if tree else None,
+        meta(tokens) if tree else None,
+    )
+    return launch_paged_attention(operands, query_len, head_dim**-0.5, window, soft_cap, architecture)

@@ -1,0 +1,151 @@
+"""Calls of paged_attention as data, their tensors, and the comparison with the definition; for every backend.
+
+Blocks are handed out in random order, and every slot that is not in use holds NaN.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nereid_kernels.paged_attention import TreeMask, paged_attention, plan_paged_attention
+from nereid_kernels.reference import paged_attention as reference
+from tests.kernels.bounds import assert_as_good_as_plain
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One call. sequences: (query length, sequence length) each."""
+
+    sequences: tuple[tuple[int, int], ...]
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    block_size: int = 16
+    dtype: torch.dtype = torch.float32
+    cache_dtype: torch.dtype | None = None
+    scales: str = "tensor"
+    window: int = 0
+    soft_cap: float = 0.0
+    sinks: bool = False
+    alibi: bool = False
+    tree: bool = False
+
+
+MIXED = ((1, 1), (4, 131), (40, 60), (0, 0), (16, 300))
+
+
+def quantised(x: Tensor, dtype: torch.dtype, scale: Tensor) -> Tensor:
+    scaled = x / scale
+    return scaled.round().clamp(-127, 127).to(dtype) if dtype == torch.int8 else scaled.to(dtype)
+
+
+def make_scale(case: Case, num_blocks: int) -> Tensor:
+    shapes = {"tensor": (1,), "head": (case.kv_heads,), "token": (num_blocks, case.kv_heads, case.block_size)}
+    base = 0.03 if case.cache_dtype == torch.int8 else 0.1
+    return base * (0.5 + torch.rand(shapes[case.scales]))
+
+
+def random_tree(query_len: int, context_len: int) -> tuple[list[int], list[int]]:
+    """Ancestors and positions of a tree whose tokens come after their parents."""
+    ancestors, positions = [1], [context_len]
+    for token in range(1, query_len):
+        parent = random.randrange(token)
+        ancestors.append(ancestors[parent] | 1 << token)
+        positions.append(positions[parent] + 1)
+    return ancestors[:query_len], positions[:query_len]
+
+
+class Inputs:
+    """Tensors of a case; blocks are handed out in random order, and every slot that is not in use holds NaN."""
+
+    def __init__(self, case: Case) -> None:
+        random.seed(1)
+        self.query_lens, self.seq_lens = ([s[i] for s in case.sequences] for i in (0, 1))
+        needed = [-(-n // case.block_size) for n in self.seq_lens]
+        num_blocks = sum(needed) + 3
+        free = random.sample(range(1, num_blocks), num_blocks - 1)
+        self.tables = [[free.pop() for _ in range(n)] for n in needed]
+        self.query = torch.randn(sum(self.query_lens), case.heads, case.head_dim).to(case.dtype)
+        cache_dtype = case.cache_dtype or case.dtype
+        self.scales = [make_scale(case, num_blocks) if case.cache_dtype else None for _ in range(2)]
+        # Layer 1 of 2, so that the block stride is not the product of the inner sizes.
+        shape = (num_blocks, 2, 2, case.kv_heads, case.block_size, case.head_dim)
+        pool = torch.full(shape, 100 if cache_dtype == torch.int8 else math.nan, dtype=torch.float32).to(cache_dtype)
+        self.caches = [pool[:, 1, 0], pool[:, 1, 1]]
+        for cache, scale in zip(self.caches, self.scales, strict=True):
+            self._fill(case, cache, scale)
+        if case.scales == "token":
+            self._spoil_unused(case)
+        self.options: dict[str, Any] = {"window": case.window, "soft_cap": case.soft_cap}
+        self.options["sinks"] = torch.randn(case.heads) if case.sinks else None
+        self.options["alibi_slopes"] = torch.rand(case.heads) * 0.1 if case.alibi else None
+        self.tree = self._tree() if case.tree else None
+
+    def _fill(self, case: Case, cache: Tensor, scale: Tensor | None) -> None:
+        for table, seq_len in zip(self.tables, self.seq_lens, strict=True):
+            for position in range(seq_len):
+                block, slot = table[position // case.block_size], position % case.block_size
+                row = torch.randn(case.kv_heads, case.head_dim)
+                if scale is None:
+                    cache[block, :, slot] = row.to(cache.dtype)
+                else:
+                    by_head = scale[block, :, slot] if scale.dim() == 3 else scale.expand(case.kv_heads)
+                    cache[block, :, slot] = quantised(row, cache.dtype, by_head[:, None])
+
+    def _spoil_unused(self, case: Case) -> None:
+        for scale in self.scales:
+            if scale is not None:
+                used = torch.zeros(scale.shape[0], scale.shape[2], dtype=torch.bool)
+                for table, seq_len in zip(self.tables, self.seq_lens, strict=True):
+                    for position in range(seq_len):
+                        used[table[position // case.block_size], position % case.block_size] = True
+                scale.masked_fill_(~used[:, None], math.nan)
+
+    def _tree(self) -> TreeMask:
+        ancestors, positions = [], []
+        for query_len, seq_len in zip(self.query_lens, self.seq_lens, strict=True):
+            a, p = random_tree(query_len, seq_len - query_len)
+            ancestors += [bits - (1 << 64) if bits >> 63 else bits for bits in a]  # as signed numbers
+            positions += p
+        return TreeMask(torch.tensor(ancestors), torch.tensor(positions, dtype=torch.int32))
+
+    def run(self, case: Case, backend: str) -> Tensor:
+        plan = plan_paged_attention(
+            self.query_lens, self.seq_lens, self.tables, self.caches[0], tree=self.tree, backend=backend
+        )
+        k_scale, v_scale = self.scales
+        return paged_attention(
+            self.query, *self.caches, plan, case.head_dim**-0.5, k_scale=k_scale, v_scale=v_scale, **self.options
+        )
+
+    def expected(self, case: Case, dtype: torch.dtype) -> Tensor:
+        plan = plan_paged_attention(self.query_lens, self.seq_lens, self.tables, self.caches[0], backend="cpu")
+        caches = [c if case.cache_dtype else c.to(dtype) for c in self.caches]
+        tree = {} if self.tree is None else {"ancestors": self.tree.ancestors, "positions": self.tree.positions}
+        return reference.paged_attention(
+            self.query.to(dtype), *caches, plan.block_tables, plan.cu_query_lens, plan.seq_lens, case.head_dim**-0.5,
+            k_scale=self.scales[0], v_scale=self.scales[1], **self.options, **tree,
+        )  # fmt: skip
+
+
+def check(case: Case, backend: str = "triton_lang") -> None:
+    inputs = Inputs(case)
+    result = inputs.run(case, backend)
+    assert_as_good_as_plain(result, inputs.expected(case, torch.float64), inputs.expected(case, case.dtype))
+
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"window": 37},
+    "soft_cap": {"soft_cap": 5.0},
+    "sinks": {"sinks": True},
+    "alibi": {"alibi": True},
+    "tree": {"tree": True},
+    "all": {"window": 37, "soft_cap": 5.0, "sinks": True, "alibi": True, "tree": True},
+}

@@ -1,0 +1,1 @@
+from tests.kernels.bounds import assert_as_good_as_plain as assert_as_good_as_plain

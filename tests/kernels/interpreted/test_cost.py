@@ -1,0 +1,100 @@
+"""The formulas of nereid_kernels.cost against what the interpreter counts when it runs the very launch."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from nereid_kernels.cost import count
+from nereid_kernels.launch import INTERPRETER, Launch, run
+from nereid_kernels.triton_lang.matmul import launch_matmul
+from nereid_kernels.triton_lang.mla_attention import launch_mla_attention
+from nereid_kernels.triton_lang.paged_attention import Operands, SplitShape, launch_paged_attention
+from nereid_kernels.triton_lang.quantised_matmul import launch_matmul_int4, launch_matmul_int8
+from nereid_kernels.triton_lang.rms_norm import launch_rms_norm
+from tests.kernels.interpreted.counting import counting
+
+
+def assert_counted(*launches: Launch) -> None:
+    for launch in launches:
+        with counting() as counter:
+            run(launch)
+        assert count([launch]) == counter.cost(), launch.name
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_rms_norm(residual: bool) -> None:
+    x, other, out, total = torch.randn(4, 5, 123, dtype=torch.bfloat16)
+    weight = torch.randn(123)
+    pair = (other, total) if residual else (None, None)
+    assert_counted(launch_rms_norm(x, pair[0], weight, out, pair[1], 1e-5, 0.0))
+
+
+def int32(values: list[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def batch(lengths: list[tuple[int, int]], max_blocks: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Block tables, cu_query_lens and seq_lens of (query_len, seq_len) each."""
+    tables = torch.arange(1, 1 + max_blocks * len(lengths), dtype=torch.int32).view(len(lengths), max_blocks)
+    queries = [0, *itertools.accumulate(query_len for query_len, _ in lengths)]
+    return tables, int32(queries), int32([seq_len for _, seq_len in lengths])
+
+
+@pytest.mark.parametrize("rows", [0, 5, 70])
+def test_matmul(rows: int) -> None:
+    x, weight, out = torch.zeros(rows, 70), torch.zeros(100, 70), torch.zeros(rows, 100)
+    assert_counted(launch_matmul(x, weight, torch.zeros(100) if rows == 5 else None, out))
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_matmul_int8(groups: int) -> None:
+    x, out = torch.zeros(5, 96), torch.zeros(5, 100)
+    scales = torch.zeros(100) if groups == 1 else torch.zeros(100, groups)
+    assert_counted(launch_matmul_int8(x, torch.zeros(100, 96, dtype=torch.int8), scales, out))
+
+
+@pytest.mark.parametrize("zero_points", [False, True])
+def test_matmul_int4(zero_points: bool) -> None:
+    x, out, packed = torch.zeros(35, 96), torch.zeros(35, 100), torch.zeros(100, 48, dtype=torch.uint8)
+    zeros = torch.zeros(100, 3, dtype=torch.uint8) if zero_points else None
+    assert_counted(launch_matmul_int4(x, packed, torch.zeros(100, 3), zeros, out, 32))
+
+
+LENGTHS = [[(1, 300), (3, 40), (2, 2)], [(1, 70), (37, 100), (5, 5)]]
+
+
+@pytest.mark.parametrize(("window", "scales"), [(0, ()), (50, (1,)), (0, (2,)), (50, (64, 2, 16))])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_paged_attention(lengths: list[tuple[int, int]], window: int, scales: tuple[int, ...]) -> None:
+    tokens, heads, kv_heads, head_dim, longest = sum(q for q, _ in lengths), 6, 2, 24, max(q for q, _ in lengths)
+    pool = torch.zeros(64, 2, kv_heads, 16, head_dim, dtype=torch.int8 if scales else torch.float16)
+    query, out = torch.zeros(2, tokens, heads, head_dim, dtype=torch.float16)
+    tables, cu_query_lens, seq_lens = batch(lengths, 20)
+    split = SplitShape.of(longest, kv_heads, INTERPRETER)
+    workspace = torch.zeros(split.workspace(len(lengths), heads, head_dim))
+    extras: dict[str, torch.Tensor] = (
+        {"sinks": torch.zeros(heads), "alibi_slopes": torch.zeros(heads)} if window else {}
+    )
+    if scales:
+        extras |= {"k_scale": torch.ones(scales), "v_scale": torch.ones(scales)}
+    operands = Operands(query, pool[:, 0], pool[:, 1], out, workspace, tables, cu_query_lens, seq_lens, **extras)
+    assert_counted(*launch_paged_attention(operands, longest, 0.2, window, 0.0))
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_mla_attention(lengths: list[tuple[int, int]]) -> None:
+    tokens, heads, latent, rope, longest = sum(q for q, _ in lengths), 5, 40, 8, max(q for q, _ in lengths)
+    cache = torch.zeros(64, 1, 16, latent + rope)
+    query, out = torch.zeros(tokens, heads, latent + rope), torch.zeros(tokens, heads, latent)
+    assert_counted(*launch_mla_attention(query, cache, *batch(lengths, 20), out, longest, 0.2))
+
+
+def test_a_kernel_without_a_formula_is_refused() -> None:
+    def other() -> None: ...
+
+    with pytest.raises(ValueError, match="got other; allowed: .*rms_norm"):
+        count([Launch(SimpleNamespace(fn=other), (1,), {}, 1, 1)])

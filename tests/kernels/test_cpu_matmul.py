@@ -1,0 +1,76 @@
+"""matmul on the CPU has the same bits for a row whatever rows are beside it, by the libraries of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from nereid_kernels.cpu.matmul import is_batch_invariant, matmul
+from nereid_kernels.reference import matmul as reference
+from tests.kernels.bounds import assert_as_good_as_plain
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SMOLLM2 = [(576, 960), (576, 3072), (1536, 576), (576, 576)]
+ODD = [(1, 1), (7, 3), (16, 2), (64, 1), (123, 45), (1, 64), (33, 100), (2049, 17), (123, 24), (16, 33), (4097, 130)]
+ROWS = (2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 33, 64, 129, 257, 513)
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bits_do_not_depend_on_the_batch(threads: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(threads)
+    for in_features, out_features in [*SMOLLM2, *ODD] if dtype != torch.float16 else ODD:
+        x, weight = torch.randn(520, in_features).to(dtype), torch.randn(out_features, in_features).to(dtype)
+        whole = matmul(x, weight, None)
+        for row in range(10):  # alone, from every place within a tile
+            assert torch.equal(matmul(x[row : row + 1], weight, None), whole[row : row + 1])
+        for rows in ROWS:
+            start = rows % 6  # any place among the rows; addresses that are not aligned
+            part = matmul(x[start : start + rows], weight, None)
+            assert torch.equal(part, whole[start : start + rows]), (in_features, out_features, start, rows)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_neither_strides_nor_addresses_matter(threads: int, dtype: torch.dtype) -> None:
+    for in_features, out_features in ODD:
+        x, weight = torch.randn(24, in_features).to(dtype), torch.randn(out_features, in_features).to(dtype)
+        whole = matmul(x, weight, None)
+        strided = torch.full((24, in_features + 5), torch.nan, dtype=dtype)[:, 1:-4].copy_(x)
+        assert torch.equal(matmul(strided, weight, None), whole)
+        moved = torch.empty(weight.numel() + 1, dtype=dtype)[1:].view_as(weight).copy_(weight)
+        assert torch.equal(matmul(x, moved, None), whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_vocabulary(threads: int, dtype: torch.dtype) -> None:
+    x, weight = torch.randn(9, 576).to(dtype), torch.randn(49152, 576).to(dtype)
+    whole = matmul(x, weight, None)
+    for start, end in ((0, 1), (8, 9), (3, 5)):
+        assert torch.equal(matmul(x[start:end], weight, None), whole[start:end])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "in_features", "out_features"), [(0, 5, 3), (1, 1, 1), (5, 123, 45), (517, 64, 20)])
+def test_equals_its_definition(rows: int, in_features: int, out_features: int, dtype: torch.dtype) -> None:
+    x, weight = torch.randn(rows, in_features).to(dtype), torch.randn(out_features, in_features).to(dtype)
+    bias = torch.randn(out_features).to(dtype)
+    exact = reference.matmul(x.double(), weight.double(), bias.double())
+    out = matmul(x, weight, bias)
+    assert out.is_contiguous()
+    assert_as_good_as_plain(out, exact, reference.matmul(x, weight, bias))
+
+
+def test_the_check_for_the_machine_at_hand() -> None:
+    for weight in (torch.randn(96, 123), torch.randn(1, 64), torch.randn(96, 123).bfloat16()):
+        before = torch.random.get_rng_state()
+        assert is_batch_invariant(weight)
+        assert torch.equal(before, torch.random.get_rng_state())

@@ -1,0 +1,80 @@
+"""Runs the tests in interpreted/ in processes of their own, where Triton-lang is imported with its interpreter on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+import nereid_kernels
+from tests.kernels.triton_lang_versions import NEWEST, PINNED, ROOT, environment
+
+FOLDER = Path(__file__).with_name("interpreted")
+WORKERS = 2
+TIMEOUT_S = 840
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("version", [PINNED, pytest.param(NEWEST, marks=pytest.mark.slow)])
+def test_interpreted(version: str, tmp_path: Path) -> None:
+    shares = split(sorted(FOLDER.glob("test_*.py")), WORKERS)
+    reports = [tmp_path / f"{number}.xml" for number in range(len(shares))]
+    logs = [report.with_suffix(".log") for report in reports]
+    workers: list[subprocess.Popen[bytes]] = []
+    try:
+        for share, report, log in zip(shares, reports, logs, strict=True):
+            workers.append(start(version, share, report, log))
+        statuses = [worker.wait(TIMEOUT_S) for worker in workers]
+    except subprocess.TimeoutExpired:
+        statuses = [-1]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    assert set(statuses) == {0}, f"exit statuses {statuses}\n" + "\n".join(log.read_text("utf-8") for log in logs)
+    wanted = {file.stem for share in shares for file in share} | {f"test_{name}" for name in operations()}
+    assert not (silent := wanted - set().union(*map(parts_that_ran, reports))), f"no test ran in {sorted(silent)}"
+
+
+def operations() -> set[str]:
+    """The modules with a wrapper and a kernel."""
+    package = Path(nereid_kernels.__file__).parent
+    return {file.stem for file in package.glob("[!_]*.py")} & {file.stem for file in package.glob("triton_lang/*.py")}
+
+
+def split(files: list[Path], shares: int) -> list[list[Path]]:
+    """Shares of about the same size in bytes, which stands for the time that they take."""
+    parts: list[list[Path]] = [[] for _ in range(shares)]
+    for file in sorted(files, key=lambda f: f.stat().st_size, reverse=True):
+        min(parts, key=lambda part: sum(f.stat().st_size for f in part)).append(file)
+    return [part for part in parts if part]
+
+
+def start(version: str, files: list[Path], report: Path, log: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *map(str, files)]
+    with log.open("wb") as file:
+        return subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment(version, interpret=True),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def parts_that_ran(report: Path) -> set[str]:
+    """The parts of the names, modules among them, of the tests that ran to their end."""
+    cases = ElementTree.parse(report).iter("testcase")
+    return {part for case in cases if case.find("skipped") is None for part in case.get("classname", "").split(".")}
+
+
+def test_the_shares_hold_every_file_once(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in "abcd"]
+    for size, file in zip((5, 90, 40, 45), files, strict=True):
+        file.write_bytes(bytes(size))
+    parts = split(files, 2)
+    assert sorted(parts[0] + parts[1]) == files and [files[1]] in parts
