@@ -26,8 +26,8 @@ sys.path.insert(0, str(_PROJECT))
 
 from nereid.cli.provision import SERVER_VERSION, provision_server  # noqa: E402
 from nereid.cli.server_process import ServerOptions, TritonServer  # noqa: E402
-from tests.server.grpc_client import GrpcStream, Streamed  # noqa: E402
 from tests.server.conftest import free_ports  # noqa: E402
+from tests.server.grpc_client import GrpcStream, Streamed  # noqa: E402
 
 _PROMPT = "Story number {number}: once upon a time"
 _GOAL = 5.0

@@ -1,4 +1,4 @@
-"""Runs the tests in interpreted/ in processes of their own, where Triton-lang is imported with its interpreter on."""
+"""Runs the tests in triton_lang/ in processes of their own, where Triton-lang is imported with its interpreter on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import nereid_kernels
 from tests.kernels.triton_lang_versions import NEWEST, PINNED, ROOT, environment
 
-FOLDER = Path(__file__).with_name("interpreted")
+FOLDER = Path(__file__).with_name("triton_lang")
 WORKERS = 2
 TIMEOUT_S = 840
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import torch
 
 from nereid_kernels.launch import Launch
-from nereid_kernels.triton_lang.block_ops import launch_copy_blocks, launch_gather_blocks
+from nereid_kernels.triton_lang.block_ops import launch_copy_blocks
 
 
 def launches(architecture: str) -> dict[str, Launch]:
     """By name of the case; the tensors lie on the meta device."""
     pool = torch.empty(4096, 32, 2, 8, 16, 128, dtype=torch.bfloat16, device="meta")
     pairs = torch.empty(16, 2, dtype=torch.int64, device="meta")
-    block_ids = torch.empty(16, dtype=torch.int64, device="meta")
     return {
         "copy_bf16": launch_copy_blocks(pool, pairs, architecture),
-        "gather_bf16": launch_gather_blocks(pool, block_ids, pool[:16], architecture),
     }

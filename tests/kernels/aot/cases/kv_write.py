@@ -32,9 +32,7 @@ def launches(architecture: str) -> dict[str, Launch]:
     slot_mapping = torch.empty(256, dtype=torch.int64, device="meta")
     cases = {
         "bf16": (torch.bfloat16, "none"),
-        "e4m3_head": (torch.float8_e4m3fn, "head"),
-        "e5m2_token": (torch.float8_e5m2, "token"),
-        "int8_token": (torch.int8, "token"),
+        "e4m3_token": (torch.float8_e4m3fn, "token"),
     }
     return {
         name: launch_kv_write(key, value, *make_cache(dtype), slot_mapping, *make_scales(form), architecture)

@@ -21,7 +21,6 @@ def launches(architecture: str) -> dict[str, Launch]:
     cases = {
         "norm_bf16": (weight, torch.bfloat16, "none"),
         "norm_e4m3_token": (weight, torch.float8_e4m3fn, "token"),
-        "e4m3_tensor": (None, torch.float8_e4m3fn, "tensor"),
     }
     return {
         name: launch_qk_norm_rope_kv_write(

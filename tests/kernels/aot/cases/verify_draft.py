@@ -15,8 +15,8 @@ def launches(architecture: str) -> dict[str, Launch]:
     accepted, out, path = seqs[:8], seqs.long()[:8, None].expand(8, 6), seqs[:8, None].expand(8, 5)
     chain = (probs, probs[:40], rows[:40], seqs, rows.long(), None, accepted, out)
     tree = (probs, rows, rows, seqs, rows.long(), None, accepted, out, path)
-    return {
+    found = {
         "draw": launch_draw(probs, rows.long(), rows, architecture),
         "chain": launch_chain(*chain, architecture),
-        "tree": launch_tree(*tree, architecture),
     }
+    return found | ({"tree": launch_tree(*tree, architecture)} if architecture == "sm_90" else {})

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nereid_kernels import quantised_matmul as ops
 from nereid_kernels.reference import quantised_matmul as reference
-from tests.kernels.interpreted.bounds import assert_as_good_as_plain
+from tests.kernels.bounds import assert_as_good_as_plain
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

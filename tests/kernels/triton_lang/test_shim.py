@@ -456,7 +456,7 @@ def test_all_faults_are_mended() -> None:
 
 def test_the_interpreter_is_still_wrong_without_the_shim() -> None:
     """Where this fails, triton has mended a fault itself: take it out of FAULTS, and what mends it out of the shim."""
-    code = "from tests.kernels.interpreted.test_shim import _faults; print(*_faults(), sep='\\n')"
+    code = "from tests.kernels.triton_lang.test_shim import _faults; print(*_faults(), sep='\\n')"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=120
     )

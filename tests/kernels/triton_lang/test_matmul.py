@@ -8,7 +8,7 @@ import torch
 from nereid_kernels import matmul as ops
 from nereid_kernels.reference import matmul as reference
 from nereid_kernels.triton_lang.matmul import launch_matmul
-from tests.kernels.interpreted.bounds import assert_as_good_as_plain
+from tests.kernels.bounds import assert_as_good_as_plain
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -7,7 +7,7 @@ import torch
 
 from nereid_kernels import gated_activation as ops
 from nereid_kernels.reference import gated_activation as reference
-from tests.kernels.interpreted.bounds import assert_as_good_as_plain
+from tests.kernels.bounds import assert_as_good_as_plain
 
 
 @pytest.mark.parametrize("backend", ["triton_lang", "cpu"])

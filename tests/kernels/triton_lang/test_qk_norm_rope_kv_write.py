@@ -11,7 +11,7 @@ from torch import Tensor
 from nereid_kernels import qk_norm_rope_kv_write as ops
 from nereid_kernels.kv_write import QUANTISED, plan_kv_write, split_scales
 from nereid_kernels.reference import qk_norm_rope_kv_write as reference
-from tests.kernels.interpreted.bounds import assert_as_good_as_plain
+from tests.kernels.bounds import assert_as_good_as_plain
 
 E4M3, E5M2, INT8 = torch.float8_e4m3fn, torch.float8_e5m2, torch.int8
 BLOCKS, BLOCK_SIZE = 3, 8

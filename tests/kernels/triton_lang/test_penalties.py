@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nereid_kernels import penalties as ops
 from nereid_kernels.reference import penalties as reference
-from tests.kernels.interpreted.bounds import assert_as_good_as_plain
+from tests.kernels.bounds import assert_as_good_as_plain
 
 BACKENDS = ["triton_lang", "cpu"]
 

@@ -7,7 +7,7 @@ import torch
 
 from nereid_kernels import rms_norm as ops
 from nereid_kernels.reference import rms_norm as reference
-from tests.kernels.interpreted.bounds import assert_as_good_as_plain
+from tests.kernels.bounds import assert_as_good_as_plain
 
 EPS = 1e-5
 

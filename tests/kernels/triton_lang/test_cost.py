@@ -15,7 +15,7 @@ from nereid_kernels.triton_lang.mla_attention import launch_mla_attention
 from nereid_kernels.triton_lang.paged_attention import Operands, SplitShape, launch_paged_attention
 from nereid_kernels.triton_lang.quantised_matmul import launch_matmul_int4, launch_matmul_int8
 from nereid_kernels.triton_lang.rms_norm import launch_rms_norm
-from tests.kernels.interpreted.counting import counting
+from tests.kernels.triton_lang.counting import counting
 
 
 def assert_counted(*launches: Launch) -> None:

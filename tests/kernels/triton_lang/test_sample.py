@@ -8,10 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nereid.sampling import noise as engine_noise
 from nereid.sampling import sampler as engine
 from nereid_kernels import sample as ops
-from nereid_kernels.reference import noise
 from nereid_kernels.reference import sample as reference
 
 # temperature, min_p, top_k, top_p
@@ -42,11 +40,6 @@ def engine_tokens(logits: Tensor, chosen: Parameters) -> tuple[list[int], list[b
     columns = zip(*(column.tolist() for column in chosen), strict=True)
     rows = [engine.SamplingRow(t, top_k, top_p, min_p, key) for t, min_p, top_k, top_p, key in columns]
     return engine.sample(logits.clone(), rows)
-
-
-def test_the_noise_has_the_engines_bits() -> None:
-    keys, ids = torch.tensor([[0], [-1], [2**63 - 1], [12345]]), torch.arange(-1, 500)
-    assert torch.equal(noise.gumbel(keys, ids), engine_noise.gumbel_noise(keys, ids))
 
 
 @pytest.mark.parametrize(("vocab", "dtype"), [(1, torch.float64), (123, torch.float32), (1500, torch.float64)])

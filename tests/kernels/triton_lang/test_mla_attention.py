@@ -16,7 +16,7 @@ from nereid_kernels import mla_attention as ops
 from nereid_kernels.launch import run
 from nereid_kernels.reference import mla_attention as reference
 from nereid_kernels.triton_lang import mla_attention as kernels
-from tests.kernels.interpreted.bounds import assert_as_good_as_plain
+from tests.kernels.bounds import assert_as_good_as_plain
 
 # (query length, sequence length); the interpreter's row of the launch table splits sequences of more than 32 keys.
 MIXED = ((1, 1), (1, 32), (0, 0), (1, 33), (17, 17), (4, 131), (16, 40), (20, 70), (0, 5))

@@ -1,1 +1,0 @@
-from tests.kernels.bounds import assert_as_good_as_plain as assert_as_good_as_plain
