@@ -77,7 +77,7 @@ class Inputs:
         # Layer 1 of 2, so that the block stride is not the product of the inner sizes.
         shape = (num_blocks, 2, 2, case.kv_heads, case.block_size, case.head_dim)
         pool = torch.full(shape, 100 if cache_dtype == torch.int8 else math.nan, dtype=torch.float32).to(cache_dtype)
-        self.caches = [pool[:, 1, 0], pool[:, 1, 1]]
+        self.caches = (pool[:, 1, 0], pool[:, 1, 1])
         for cache, scale in zip(self.caches, self.scales, strict=True):
             self._fill(case, cache, scale)
         if case.scales == "token":
@@ -125,13 +125,23 @@ class Inputs:
         )
 
     def expected(self, case: Case, dtype: torch.dtype) -> Tensor:
-        plan = plan_paged_attention(self.query_lens, self.seq_lens, self.tables, self.caches[0], backend="cpu")
-        caches = [c if case.cache_dtype else c.to(dtype) for c in self.caches]
-        tree = {} if self.tree is None else {"ancestors": self.tree.ancestors, "positions": self.tree.positions}
+        k_cache, v_cache = (c if case.cache_dtype else c.to(dtype) for c in self.caches)
+        tree: dict[str, Any] = {}
+        if self.tree is not None:
+            tree = {"ancestors": self.tree.ancestors, "positions": self.tree.positions}
         return reference.paged_attention(
-            self.query.to(dtype), *caches, plan.block_tables, plan.cu_query_lens, plan.seq_lens, case.head_dim**-0.5,
-            k_scale=self.scales[0], v_scale=self.scales[1], **self.options, **tree,
-        )  # fmt: skip
+            self.query.to(dtype),
+            k_cache,
+            v_cache,
+            [torch.tensor(table) for table in self.tables],
+            self.query_lens,
+            self.seq_lens,
+            case.head_dim**-0.5,
+            k_scale=self.scales[0],
+            v_scale=self.scales[1],
+            **self.options,
+            **tree,
+        )
 
 
 def check(case: Case, backend: str = "triton_lang") -> None:

@@ -12,9 +12,9 @@ def paged_attention(
     query: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    block_tables: Tensor,
-    cu_query_lens: Tensor,
-    seq_lens: Tensor,
+    block_tables: list[Tensor],
+    query_lens: list[int],
+    seq_lens: list[int],
     scale: float,
     *,
     window: int = 0,
@@ -26,13 +26,14 @@ def paged_attention(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> Tensor:
-    """[tokens, heads, head_dim] of query's dtype; shapes as the wrapper documents them."""
+    """[tokens, heads, head_dim] of query's dtype; block_tables, query_lens and seq_lens by sequence; the rest as the
+    wrapper documents it."""
     out = torch.zeros_like(query)
-    bounds = cu_query_lens.tolist()
-    for seq, seq_len in enumerate(seq_lens.tolist()):
-        rows = slice(bounds[seq], bounds[seq + 1])
-        context_len = seq_len - (bounds[seq + 1] - bounds[seq])
-        if rows.start == rows.stop:
+    start = 0
+    for table, query_len, seq_len in zip(block_tables, query_lens, seq_lens, strict=True):
+        rows, context_len = slice(start, start + query_len), seq_len - query_len
+        start += query_len
+        if query_len == 0:
             continue
         key_at = torch.arange(seq_len)
         query_at = torch.arange(context_len, seq_len)
@@ -45,8 +46,8 @@ def paged_attention(
         distance = query_at[:, None] - key_at  # [query, key]
         if window:
             seen = seen & (distance < window)
-        k = gather(k_cache, block_tables[seq], seq_len, k_scale, query.dtype)
-        v = gather(v_cache, block_tables[seq], seq_len, v_scale, query.dtype)
+        k = gather(k_cache, table, seq_len, k_scale, query.dtype)
+        v = gather(v_cache, table, seq_len, v_scale, query.dtype)
         bias = None if alibi_slopes is None else -alibi_slopes.to(query.dtype)[:, None, None] * distance
         out[rows] = _attend(query[rows], k, v, seen, scale, soft_cap, sinks, bias)
     return out

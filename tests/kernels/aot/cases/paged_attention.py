@@ -27,7 +27,7 @@ def launches(architecture: str) -> dict[str, Launch]:
 
 
 def _variants(architecture: str) -> dict[str, Launch]:
-    small: dict[str, int] = {"heads": 9, "kv_heads": 3, "head_dim": 64}
+    small: dict[str, Any] = {"heads": 9, "kv_heads": 3, "head_dim": 64}
     gemma = attention(architecture, 1, heads=16, head_dim=256, window=4096, soft_cap=50.0)
     return {
         "decode_bf16_d256_g2_window_cap": gemma[0],
