@@ -15,6 +15,7 @@ from nereid.errors import ConfigError
 from nereid.kv_cache.storage import KVCacheStorage
 from nereid.model_input import ModelInput
 from nereid.model_runner import choose_backend
+from nereid.models import layers
 from nereid.request import Request, SamplingParams
 from nereid.tokenization.tokenizer import Tokenizer
 from tests.conftest import spec_bench_prompts
@@ -82,6 +83,12 @@ def test_smollm2_logits_have_the_same_bits_whatever_is_beside_them(
     prompts = [tuple(smollm2_tokenizer.encode(prompt)) for prompt in spec_bench_prompts(20)]
     requests = [make_request(index, prompt) for index, prompt in enumerate(prompts)]
     assert_same_bits(smollm2_directory, requests, {"dtype": dtype, "num_blocks": 1000})
+
+
+def test_a_processor_whose_products_vary_is_refused(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "is_batch_invariant", lambda weight: weight.shape[0] < 200)
+    with pytest.raises(ConfigError, match="deterministic: got true; allowed on this processor: false"):
+        SteppedEngine(directory, {"deterministic": True})
 
 
 def test_kernels_cannot_be_deterministic_yet(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from nereid.errors import ConfigError
+from nereid_kernels.cpu.matmul import is_batch_invariant
 from nereid_kernels.gated_activation import gated_activation
 from nereid_kernels.matmul import matmul
 from nereid_kernels.rms_norm import add_rms_norm, rms_norm
@@ -22,6 +24,12 @@ class Kernels:
 
     backend: str = "auto"
     deterministic: bool = False
+
+    def check_products(self, *weights: Tensor) -> None:
+        """Where `deterministic` is set: try products by these weights. Raises ConfigError where one's rows are not
+        independent of each other, since no library promises that they are."""
+        if self.deterministic and not all(is_batch_invariant(weight) for weight in weights):
+            raise ConfigError("deterministic: got true; allowed on this processor: false (its products vary)")
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """x [rows, in] times weight [out, in]: [rows, out]."""

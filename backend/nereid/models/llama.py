@@ -38,7 +38,8 @@ class Llama:
     """A loaded model. `forward` is pure but for the KV cache that it is given."""
 
     def __init__(self, config: ModelConfig, reader: WeightReader, dtype: torch.dtype, kernels: Kernels) -> None:
-        """Take the weights from `reader` in `dtype`. Raises ModelLoadError where they do not fit `config`."""
+        """Take the weights from `reader` in `dtype`. Raises ModelLoadError where they do not fit `config`, and
+        ConfigError where `kernels` cannot do with them what is asked."""
         self._config = config
         self._kernels = kernels
         vocab_shape = (config.vocab_size, config.hidden_size)
@@ -47,6 +48,8 @@ class Llama:
         self._norm = reader.read("model.norm.weight", (config.hidden_size,)).to(dtype)
         tied = config.tie_word_embeddings
         self._head = self._embedding if tied else reader.read("lm_head.weight", vocab_shape).to(dtype)
+        first = self._layers[0]
+        kernels.check_products(first.qkv, first.output, first.gate_up, first.down, self._head)
         self._rotary = rotary_table(config.head_dim, config.rope_theta, config.max_position_embeddings)
 
     @staticmethod
