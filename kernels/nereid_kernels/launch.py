@@ -10,7 +10,9 @@ from __future__ import annotations
 import csv
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,7 +22,7 @@ from typing import Any
 import torch
 
 _LOG = logging.getLogger(__name__)
-_TABLE = Path(__file__).with_name("launch_table.csv")
+TABLE = Path(__file__).with_name("launch_table.csv")
 _ARCHITECTURE = re.compile(r"(sm_|gfx)([0-9a-f]+)$")
 INTERPRETER = "interpreter"
 
@@ -48,6 +50,9 @@ class Launch:
     @property
     def name(self) -> str:
         return str(self.kernel.fn.__name__).lstrip("_")
+
+
+_overrides: ContextVar[Mapping[str, Config]] = ContextVar("overrides", default=MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +83,25 @@ def architecture_of(device: torch.device) -> str:
     return f"sm_{properties.major}{properties.minor}"
 
 
+@contextmanager
+def override(kernel: str, config: Config) -> Iterator[None]:
+    """Inside, `choose` gives this configuration for `kernel`, whatever the table says: to tune it, or to test it."""
+    token = _overrides.set({**_overrides.get(), kernel: config})
+    try:
+        yield
+    finally:
+        _overrides.reset(token)
+
+
 def choose(kernel: str, architecture: str, *, itemsize: int = 0, size: int = 0) -> Config:
     """The configuration of `kernel`: of the nearest architecture that the table has, then of the smallest size that
     holds `size`. Raises ValueError where the table has none."""
+    if kernel in (overrides := _overrides.get()):
+        return overrides[kernel]
     rows = [row for row in _table()[kernel] if row.itemsize in (0, itemsize) and (row.size == 0 or row.size >= size)]
     ranked = [(rank, row) for row in rows if (rank := _distance(architecture, row.architecture)) is not None]
     if not ranked:
-        raise ValueError(f"{kernel}: {_TABLE.name} has no row for {architecture}, {itemsize} bytes, size {size}")
+        raise ValueError(f"{kernel}: {TABLE.name} has no row for {architecture}, {itemsize} bytes, size {size}")
     return min(ranked, key=lambda r: (r[0], r[1].itemsize == 0, r[1].size or 1 << 62))[1].config
 
 
@@ -104,7 +121,7 @@ def _distance(wanted: str, row: str) -> int | None:
 @cache
 def _table() -> Mapping[str, tuple[_Row, ...]]:
     rows: dict[str, list[_Row]] = {}
-    with _TABLE.open(encoding="utf-8", newline="") as file:
+    with TABLE.open(encoding="utf-8", newline="") as file:
         for line in csv.DictReader(file):
             tiles = dict(pair.split("=") for pair in line["tiles"].split())
             config = Config(

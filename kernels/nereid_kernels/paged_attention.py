@@ -18,7 +18,7 @@ from torch import Tensor
 from nereid_kernels.backends import pick
 from nereid_kernels.checks import FLOATS, check_contiguous_rows, check_dtypes, check_same_device, check_shapes
 from nereid_kernels.cpu import paged_attention as cpu
-from nereid_kernels.launch import architecture_of, run
+from nereid_kernels.launch import run
 
 QUANTISED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 MAX_TREE = 64  # draft tokens of a sequence whose ancestors fit into one int64
@@ -108,7 +108,6 @@ def paged_attention(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     deterministic: bool = False,
-    workspace: Tensor | None = None,
 ) -> Tensor:
     """Attention output, [tokens, heads, head_dim] of query's dtype. A query token that sees nothing gets zeros; tokens
     past the last sequence's (padding) are left unwritten.
@@ -124,7 +123,6 @@ def paged_attention(
     k_scale, v_scale: what a quantised cache's elements are multiplied by, float32: [1], [kv_heads], or for each token
         [block, kv_head, slot].
     deterministic: a row's bits depend on its own sequence alone, not on the batch nor on chunking; on the CPU only.
-    workspace: float32 buffer of `workspace_shape`, or None to have it made.
     Raises ValueError or TypeError, which name the argument.
     """
     _check(query, k_cache, v_cache, window, soft_cap, sinks, alibi_slopes, k_scale, v_scale)
@@ -135,23 +133,12 @@ def paged_attention(
         return cpu.paged_attention(query, k_cache, v_cache, plan.buckets, scale, features)
     if deterministic:
         raise ValueError("deterministic: got True with the Triton-lang kernels; allowed there: False")
-    if workspace is None:
-        shape = workspace_shape(plan, query.shape[1], k_cache.shape[1], query.shape[2])
-        workspace = torch.empty(shape, dtype=torch.float32, device=query.device)
     ancestors, positions = (plan.tree.ancestors, plan.tree.positions) if plan.tree else (None, None)
     attended: Tensor = _paged_attention(
-        query, k_cache, v_cache, plan.block_tables, plan.cu_query_lens, plan.seq_lens, workspace, k_scale, v_scale,
-        sinks, alibi_slopes, ancestors, positions, plan.max_query_len, scale, window, soft_cap,
+        query, k_cache, v_cache, plan.block_tables, plan.cu_query_lens, plan.seq_lens, k_scale, v_scale, sinks,
+        alibi_slopes, ancestors, positions, plan.max_query_len, scale, window, soft_cap,
     )  # fmt: skip
     return attended
-
-
-def workspace_shape(plan: AttentionPlan, heads: int, kv_heads: int, head_dim: int) -> tuple[int, ...]:
-    """Shape of what the splits of a step leave their sums in."""
-    from nereid_kernels.triton_lang.paged_attention import SplitShape
-
-    split = SplitShape.of(plan.max_query_len, kv_heads, architecture_of(plan.seq_lens.device))
-    return split.workspace(len(plan.seq_lens), heads, head_dim)
 
 
 def _check(
@@ -194,10 +181,10 @@ def _check(
     check_contiguous_rows(query=query, k_cache=k_cache, v_cache=v_cache, **scales)
 
 
-@torch.library.custom_op("nereid_kernels::paged_attention", mutates_args=("workspace",))
+@torch.library.custom_op("nereid_kernels::paged_attention", mutates_args=())
 def _paged_attention(
     query: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, cu_query_lens: Tensor, seq_lens: Tensor,
-    workspace: Tensor, k_scale: Tensor | None, v_scale: Tensor | None, sinks: Tensor | None,
+    k_scale: Tensor | None, v_scale: Tensor | None, sinks: Tensor | None,
     alibi_slopes: Tensor | None, ancestors: Tensor | None, positions: Tensor | None, max_query_len: int, scale: float,
     window: int, soft_cap: float,
 ) -> Tensor:  # fmt: skip
@@ -205,7 +192,7 @@ def _paged_attention(
 
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     operands = Operands(
-        query, k_cache, v_cache, out, workspace, block_tables, cu_query_lens, seq_lens, k_scale, v_scale, sinks,
+        query, k_cache, v_cache, out, block_tables, cu_query_lens, seq_lens, k_scale, v_scale, sinks,
         alibi_slopes, ancestors, positions,
     )  # fmt: skip
     for launch in launch_paged_attention(operands, max_query_len, scale, window, soft_cap):

@@ -10,17 +10,15 @@ import argparse
 import importlib.util
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
 import torch
 
-from nereid_kernels import workloads as work
-from nereid_kernels.cost import Cost, count
-from nereid_kernels.launch import Launch
+from nereid_kernels.cost import Cost, count, has_formula
+from nereid_kernels.workloads import WORKLOADS
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,28 +59,14 @@ class Point:
 
 
 def points(gpus: Sequence[str]) -> list[Point]:
-    return [
-        Point(operation, shape, name, count(launches(torch.device("meta"), GPUS[name].architecture)))
-        for name in gpus
-        for (operation, shape), launches in _CASES.items()
-    ]
-
-
-_CASES: Mapping[tuple[str, str], Callable[[torch.device, str], Sequence[Launch]]] = MappingProxyType(
-    {
-        ("add_rms_norm", "64 x 4096"): partial(work.add_rms_norm, rows=64, width=4096),
-        ("add_rms_norm", "8192 x 4096"): partial(work.add_rms_norm, rows=8192, width=4096),
-        ("matmul", "64 x 4096 x 14336"): partial(work.matmul, rows=64, in_features=4096, out_features=14336),
-        ("matmul", "8192 x 4096 x 14336"): partial(work.matmul, rows=8192, in_features=4096, out_features=14336),
-        ("paged_attention", "decode 64 x 4096"): partial(work.paged_attention, seqs=64, query_len=1, seq_len=4096),
-        ("paged_attention", "decode 1 x 65536"): partial(work.paged_attention, seqs=1, query_len=1, seq_len=65536),
-        ("paged_attention", "verify 64 x 8, 4096"): partial(work.paged_attention, seqs=64, query_len=8, seq_len=4096),
-        ("paged_attention", "prefill 8192"): partial(work.paged_attention, seqs=1, query_len=8192, seq_len=8192),
-        ("mla_attention", "decode 64 x 4096"): partial(work.mla_attention, seqs=64, query_len=1, seq_len=4096),
-        ("mla_attention", "prefill 8192"): partial(work.mla_attention, seqs=1, query_len=8192, seq_len=8192),
-    }
-)
-"""(operation, shape) -> the launches for a device and an architecture."""
+    """Of the workloads whose kernels have a formula."""
+    found = []
+    for name in gpus:
+        for (operation, shape), make in WORKLOADS.items():
+            launches = make(torch.device("meta"), GPUS[name].architecture)
+            if all(map(has_formula, launches)):
+                found.append(Point(operation, shape, name, count(launches)))
+    return found
 
 
 def format_table(found: Sequence[Point]) -> str:

@@ -11,32 +11,28 @@ import csv
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import torch
 
-from nereid_kernels import launch as table
-from nereid_kernels import workloads as work
 from nereid_kernels.backends import is_interpreting
-from nereid_kernels.launch import Config, Launch, architecture_of, run
+from nereid_kernels.launch import TABLE, Config, Launch, architecture_of, override, run
+from nereid_kernels.workloads import WORKLOADS, Make
 
 _KEY = ("kernel", "architecture", "itemsize", "size")
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One row to find. make: the launches of one call on a device, which ask the table for `kernel`."""
+    """One row to find. make: the launches of one call, which ask the table for `kernel`."""
 
     kernel: str
     itemsize: int
     size: int
-    make: Callable[[torch.device], Sequence[Launch]]
+    make: Make
     num_warps: tuple[int, ...]
     num_stages: tuple[int, ...] = (1,)
     tiles: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -50,49 +46,35 @@ class Problem:
 
 
 def _problems() -> Iterator[Problem]:
-    for size, width in (2048, 2048), (8192, 4096), (0, 16384):
-        make = partial(work.add_rms_norm, rows=1024, width=width)
-        yield Problem("rms_norm", 0, size, make, (1, 2, 4, 8, 16, 32))
+    for size, shape in (2048, "1024 x 2048"), (8192, "1024 x 4096"), (0, "1024 x 16384"):
+        yield Problem("rms_norm", 0, size, WORKLOADS["rms_norm", shape], (1, 2, 4, 8, 16, 32))
     tiles = {"BLOCK_M": (64, 128), "BLOCK_N": (64, 128, 256), "BLOCK_K": (32, 64), "GROUP_M": (8,)}
-    make = partial(work.matmul, rows=512, in_features=4096, out_features=14336)
-    yield Problem("matmul", 2, 0, make, (4, 8), (3, 4), tiles)
-    decode: dict[str, Any] = {"seqs": 64, "query_len": 1, "seq_len": 4096}
-    prefill: dict[str, Any] = {"seqs": 1, "query_len": 8192, "seq_len": 8192}
-    for kind, lengths, block_m in ("short", decode, (16, 64)), ("long", prefill, (64, 128)):
-        tiles = {"BLOCK_M": block_m, "TILE": (32, 64, 128), "MIN_SPLIT": (256, 512)}
-        make = partial(work.paged_attention, **lengths)
+    yield Problem("matmul", 2, 0, WORKLOADS["matmul", "512 x 4096 x 14336"], (4, 8), (3, 4), tiles)
+    decode, prefill = "decode 64 x 4096", "prefill 8192"
+    for kind, shape, block_m in ("short", decode, (16, 64)), ("long", prefill, (64, 128)):
+        tiles = {"BLOCK_M": block_m, "TILE": (32, 64, 128)}
+        make = WORKLOADS["paged_attention", shape]
         yield Problem(f"paged_attention_{kind}", 2, 128, make, (4, 8), (2, 3, 4), tiles)
+    tiles = {"MIN_SPLIT": (128, 256, 512), "MAX_SPLITS": (32, 64)}
+    yield Problem("paged_attention_splits", 0, 0, WORKLOADS["paged_attention", decode], (1,), (1,), tiles)
     tiles = {"BLOCK_M": (16, 64), "BLOCK_N": (32, 64)}
-    yield Problem("mla_attention_long", 2, 0, partial(work.mla_attention, **prefill), (4, 8), (2, 3), tiles)
+    yield Problem("mla_attention_long", 2, 0, WORKLOADS["mla_attention", prefill], (4, 8), (2, 3), tiles)
     tiles |= {"MIN_SPLIT": (256, 512), "MAX_SPLITS": (16, 32)}
-    yield Problem("mla_attention_short", 2, 0, partial(work.mla_attention, **decode), (4, 8), (2, 3), tiles)
+    yield Problem("mla_attention_short", 2, 0, WORKLOADS["mla_attention", decode], (4, 8), (2, 3), tiles)
 
 
 PROBLEMS = tuple(_problems())
 
 
-@contextmanager
-def only(kernel: str, architecture: str, config: Config) -> Iterator[None]:
-    """Inside, the table has this one configuration for `kernel`. Launches ask for it when they are made."""
-    original = table._table
-    rows = {**original(), kernel: (table._Row(architecture, 0, 0, config),)}
-    table._table = lambda: rows  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        table._table = original
-
-
 def fastest(problem: Problem, device: torch.device) -> tuple[Config, float]:
     """The best candidate and its milliseconds. Raises RuntimeError where none runs."""
-    architecture = architecture_of(device)
     timed = []
     for config in problem.candidates():
-        with only(problem.kernel, architecture, config):
+        with override(problem.kernel, config):  # launches ask for it when they are made
             timed.append((config, _time_ms(problem.make(device))))
     config, milliseconds = min(timed, key=lambda pair: pair[1])
     if math.isinf(milliseconds):
-        raise RuntimeError(f"{problem.kernel}: none of {len(timed)} candidates runs on {architecture}")
+        raise RuntimeError(f"{problem.kernel}: none of {len(timed)} candidates runs on {device}")
     return config, milliseconds
 
 
@@ -136,7 +118,7 @@ def write(path: Path, new: Mapping[str, str]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m nereid_kernels.tune", description=__doc__)
     parser.add_argument("--kernel", action="append", choices=sorted({p.kernel for p in PROBLEMS}))
-    parser.add_argument("--table", type=Path, default=table._TABLE, help="the file to change")
+    parser.add_argument("--table", type=Path, default=TABLE, help="the file to change")
     options = parser.parse_args(arguments)
     if is_interpreting() or not torch.cuda.is_available():
         print("tune: needs a GPU, and TRITON_INTERPRET unset", file=sys.stderr)

@@ -1,6 +1,6 @@
 """What a launch costs: bytes and operations, by formulas over its arguments. Pure functions; nothing is run.
 
-Always holds: the formulas equal what the interpreter counts when it runs the same launch (tests/kernels/interpreted/
+Always holds: the formulas equal what the interpreter counts when it runs the same launch (tests/kernels/triton_lang/
 test_cost.py). Left out are indices (int32 and int64 tensors: lengths, block tables, positions), a few bytes each.
 Lengths decide what attention does, so those tensors must have values: on the CPU, while all others may be meta.
 """
@@ -14,7 +14,7 @@ from nereid_kernels.cost import attention, dense
 from nereid_kernels.cost.cost import Cost, Formula
 from nereid_kernels.launch import Launch
 
-__all__ = ["Cost", "count"]
+__all__ = ["Cost", "count", "has_formula"]
 
 _FORMULAS: Mapping[str, Formula] = MappingProxyType(
     {
@@ -30,11 +30,15 @@ _FORMULAS: Mapping[str, Formula] = MappingProxyType(
 )
 
 
+def has_formula(launch: Launch) -> bool:
+    return launch.name in _FORMULAS
+
+
 def count(launches: Iterable[Launch]) -> Cost:
     """The sum over launches. Raises ValueError for a kernel without a formula."""
     total = Cost()
     for launch in launches:
-        if launch.name not in _FORMULAS:
+        if not has_formula(launch):
             raise ValueError(f"kernel: got {launch.name}; allowed: {', '.join(sorted(_FORMULAS))}")
         total += _FORMULAS[launch.name](launch.arguments, launch.grid)
     return total

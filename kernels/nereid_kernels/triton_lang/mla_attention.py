@@ -23,34 +23,11 @@ import triton.language as tl
 from torch import Tensor
 
 from nereid_kernels.launch import Config, Launch, architecture_of, choose
+from nereid_kernels.triton_lang.paging import find_tile, load_block_ids, split_length
 
 SPLIT_QUERY_LEN = 16
 WORKSPACE_BYTES = 256 << 20  # the parts of one round of tiles; enough for several programs a multiprocessor
 _LOG2_E = 1.4426950408889634
-
-
-@triton.jit
-def _find_tile(
-    cu_query_lens_ptr: tl.tensor, tile: tl.tensor, num_seqs: tl.tensor, HEADS: tl.constexpr, BLOCK_M: tl.constexpr
-) -> tl.tensor:
-    """The sequence that a tile of the grid belongs to, and which of its tiles it is. Sequence s has its first tile at
-    cu_query_lens[s] * HEADS // BLOCK_M + s, which leaves it ceil(query_len * HEADS / BLOCK_M) tiles or one more."""
-    low = tile * 0
-    high = low + num_seqs
-    while high - low > 1:
-        middle = (low + high) // 2
-        is_after = tl.load(cu_query_lens_ptr + middle) * HEADS // BLOCK_M + middle > tile
-        low = tl.where(is_after, low, middle)
-        high = tl.where(is_after, middle, high)
-    return low, tile - (tl.load(cu_query_lens_ptr + low) * HEADS // BLOCK_M + low)
-
-
-@triton.jit
-def _split_length(
-    seq_len: tl.tensor, MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr, BLOCK_N: tl.constexpr
-) -> tl.tensor:
-    """Keys a split; at most MAX_SPLITS of them cover seq_len."""
-    return tl.maximum(MIN_SPLIT, tl.cdiv(tl.cdiv(seq_len, MAX_SPLITS), BLOCK_N) * BLOCK_N)
 
 
 @triton.jit
@@ -62,16 +39,6 @@ def _load_columns(
     columns = tl.arange(0, PADDED)
     mask = is_row[:, None] if SIZE == PADDED else is_row[:, None] & (columns < SIZE)[None, :]
     return tl.load(pointers[:, None] + first + columns[None, :], mask=mask, other=0.0)
-
-
-@triton.jit
-def _load_block_ids(
-    block_table_ptr: tl.tensor, start: tl.tensor, end: tl.tensor, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr
-) -> tl.tensor:
-    """Of keys start .. start + BLOCK_N, where start is a multiple of BLOCK_N; 0 from `end` on. One number where no tile
-    crosses a block (which saves registers), else [BLOCK_N]."""
-    keys = start if BLOCK_SIZE % BLOCK_N == 0 else start + tl.arange(0, BLOCK_N)
-    return tl.load(block_table_ptr + keys // BLOCK_SIZE, mask=keys < end, other=0)
 
 
 @triton.jit
@@ -105,7 +72,7 @@ def _attend(
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, LATENT_PADDED], tl.float32)
     # A tile's block ids are read one iteration ahead, so that its latents can be fetched while the last tile is used.
-    blocks = _load_block_ids(block_table_ptr, first_key, last_key, BLOCK_SIZE, BLOCK_N)
+    blocks = load_block_ids(block_table_ptr, first_key, last_key, BLOCK_SIZE, BLOCK_N)
     for start in range(first_key, last_key, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)
         is_key = keys < last_key  # what lies past the end, maybe NaN, is never read
@@ -113,7 +80,7 @@ def _attend(
         pointers = block_ptrs + keys % BLOCK_SIZE * cache_slot_stride
         latent = _load_columns(pointers, is_key, 0, LATENT, LATENT_PADDED)
         rope = _load_columns(pointers, is_key, LATENT, ROPE, ROPE_PADDED)
-        blocks = _load_block_ids(block_table_ptr, start + BLOCK_N, last_key, BLOCK_SIZE, BLOCK_N)
+        blocks = load_block_ids(block_table_ptr, start + BLOCK_N, last_key, BLOCK_SIZE, BLOCK_N)
 
         scores = tl.dot(query, latent.T, input_precision=PRECISION)
         scores = tl.dot(query_rope, rope.T, scores, input_precision=PRECISION) * scale_log2
@@ -173,14 +140,14 @@ def _mla_attention(
         tile = (first_tile + tl.program_id(0)) % tiles_per_seq
     else:  # backwards: a query's last tile has most keys to see
         last = tl.num_programs(0) - 1
-        seq, tile = _find_tile(cu_query_lens_ptr, last - tl.program_id(0), num_seqs, HEADS, BLOCK_M)
+        seq, tile = find_tile(cu_query_lens_ptr, last - tl.program_id(0), num_seqs, HEADS, BLOCK_M)
     first_token = tl.load(cu_query_lens_ptr + seq)
     query_len = tl.load(cu_query_lens_ptr + seq + 1) - first_token
     seq_len = tl.load(seq_lens_ptr + seq)
     first_row = tile * BLOCK_M
     num_rows = query_len * HEADS
-    split_length = _split_length(seq_len, MIN_SPLIT, MAX_SPLITS, BLOCK_N) if SHORT else seq_len
-    first_key = tl.program_id(1) * split_length
+    per_split = split_length(seq_len, MIN_SPLIT, MAX_SPLITS, BLOCK_N) if SHORT else seq_len
+    first_key = tl.program_id(1) * per_split
     is_others = query_len > SPLIT_QUERY_LEN if SHORT else query_len <= SPLIT_QUERY_LEN
     if is_others | (first_row >= num_rows) | (first_key >= seq_len):
         return
@@ -190,13 +157,13 @@ def _mla_attention(
     row_max, row_sum, acc = _attend(
         query_ptr + first_token.to(tl.int64) * query_token_stride, cache_ptr,
         block_tables_ptr + seq.to(tl.int64) * block_tables_stride, first_row, num_rows, first_position, first_key,
-        tl.minimum(last_seen, first_key + split_length), scale_log2, query_token_stride, query_head_stride,
+        tl.minimum(last_seen, first_key + per_split), scale_log2, query_token_stride, query_head_stride,
         cache_block_stride, cache_slot_stride, HEADS, LATENT, ROPE, LATENT_PADDED, ROPE_PADDED, BLOCK_SIZE, PRECISION,
         BLOCK_M, BLOCK_N,
     )  # fmt: skip
     out_ptr += (first_token.to(tl.int64) * HEADS + first_row) * LATENT
     if SHORT:
-        if split_length < seq_len:
+        if per_split < seq_len:
             part = (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * BLOCK_M
             tl.store(max_ptr + part + tl.arange(0, BLOCK_M), row_max)
             tl.store(sum_ptr + part + tl.arange(0, BLOCK_M), row_sum)
@@ -229,10 +196,10 @@ def _mla_attention_reduction(
     seq_len = tl.load(seq_lens_ptr + seq)
     first_row = (first_tile + tl.program_id(0)) % tiles_per_seq * BLOCK_M + tl.program_id(1) * BLOCK_ROWS
     num_rows = query_len * HEADS
-    split_length = _split_length(seq_len, MIN_SPLIT, MAX_SPLITS, BLOCK_N)
-    if (query_len > SPLIT_QUERY_LEN) | (first_row >= num_rows) | (split_length >= seq_len):
+    per_split = split_length(seq_len, MIN_SPLIT, MAX_SPLITS, BLOCK_N)
+    if (query_len > SPLIT_QUERY_LEN) | (first_row >= num_rows) | (per_split >= seq_len):
         return
-    num_splits = tl.cdiv(seq_len, split_length)
+    num_splits = tl.cdiv(seq_len, per_split)
     rows = tl.arange(0, BLOCK_ROWS)
     first_parts = tl.program_id(0).to(tl.int64) * grid_splits * BLOCK_M + tl.program_id(1) * BLOCK_ROWS + rows
     row_max = tl.load(max_ptr + first_parts)  # finite: every row sees the first split's first key

@@ -15,31 +15,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from nereid_kernels.launch import Launch, architecture_of, choose
+from nereid_kernels.triton_lang.attention_logits import LOG2E, base2_logits
 from nereid_kernels.triton_lang.kv_format import as_bits, format_of, scales_of, widen
-
-LOG2E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def _find_sequence(
-    cu_query_lens_ptr: tl.tensor, num_seqs: tl.tensor, tile: tl.tensor, BLOCK_Q: tl.constexpr
-) -> tl.tensor:
-    """The sequence that owns query tile `tile`. Sequence s owns those from cu_query_lens[s] // BLOCK_Q + s on: at least
-    as many as it needs, so that the grid follows from the shapes alone."""
-    low = 0
-    high = num_seqs
-    while high - low > 1:
-        middle = (low + high) // 2
-        if tl.load(cu_query_lens_ptr + middle) // BLOCK_Q + middle <= tile:
-            low = middle
-        else:
-            high = middle
-    return low
+from nereid_kernels.triton_lang.paging import find_tile, load_block_ids, split_length
 
 
 @triton.jit
@@ -58,58 +42,10 @@ def _split_range(
         first = tl.maximum(seq_len - query_len - WINDOW + 1, 0) // TILE * TILE
     length = seq_len - first
     if query_len <= SPLIT_QUERY:
-        per_split = tl.maximum(tl.cdiv(tl.cdiv(length, MAX_SPLITS), TILE) * TILE, MIN_SPLIT)
+        per_split = split_length(length, MIN_SPLIT, MAX_SPLITS, TILE)
     else:
         per_split = tl.maximum(length, 1)
     return first, per_split, tl.cdiv(length, per_split)
-
-
-@triton.jit
-def _block_ids(
-    table_ptr: tl.tensor, start: tl.tensor, end: tl.tensor, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr
-) -> tl.tensor:
-    """The block of each position of a tile, [TILE] int64; one number where a tile lies within a block."""
-    if BLOCK_SIZE % TILE == 0:
-        ids = tl.load(table_ptr + start // BLOCK_SIZE, mask=start < end, other=0)
-    else:
-        positions = start + tl.arange(0, TILE)
-        ids = tl.load(table_ptr + positions // BLOCK_SIZE, mask=positions < end, other=0)
-    return ids.to(tl.int64)
-
-
-@triton.jit
-def _scores(
-    s: tl.tensor,  # [M, TILE], scaled products
-    key_positions: tl.tensor,  # [TILE]
-    query_positions: tl.tensor,  # [M]
-    end: tl.tensor,
-    context_len: tl.tensor,
-    soft_cap: tl.tensor,
-    slopes: tl.tensor,  # [M], with ALIBI
-    ancestors: tl.tensor,  # [M], with TREE
-    draft_positions: tl.tensor,  # [TILE], with TREE
-    SOFT_CAP: tl.constexpr,
-    ALIBI: tl.constexpr,
-    TREE: tl.constexpr,
-    WINDOW: tl.constexpr,
-) -> tl.tensor:
-    """Base-2 logits, [M, TILE]; -inf where a query does not see a key."""
-    if SOFT_CAP:  # soft_cap * tanh(s / soft_cap)
-        s = soft_cap * (1.0 - 2.0 / (1.0 + tl.exp2(s * (2.0 * LOG2E / soft_cap))))
-    seen = (key_positions < end)[None, :]
-    at = key_positions
-    if TREE:  # a draft token sees the context, and of the draft tokens its ancestors and itself
-        draft = key_positions - context_len
-        bit = (ancestors[:, None] >> tl.maximum(draft, 0)[None, :].to(tl.int64)) & 1
-        seen = seen & ((draft < 0)[None, :] | (bit != 0))
-        at = tl.where(draft < 0, key_positions, draft_positions)
-    else:
-        seen = seen & (at[None, :] <= query_positions[:, None])
-    if WINDOW > 0:
-        seen = seen & (query_positions[:, None] - at[None, :] < WINDOW)
-    if ALIBI:
-        s += slopes[:, None] * (at[None, :] - query_positions[:, None])
-    return tl.where(seen, s * LOG2E, float("-inf"))
 
 
 @triton.jit
@@ -118,7 +54,7 @@ def _paged_attention(
     k_ptr: tl.tensor,  # [block, kv_head, slot, HEAD_DIM]
     v_ptr: tl.tensor,  # as k_ptr
     out_ptr: tl.tensor,  # [tokens, heads, HEAD_DIM], contiguous
-    partial_ptr: tl.tensor,  # [seqs, SPLIT_QUERY, heads, MAX_SPLITS, HEAD_DIM + 2]: sums, maximum, divisor
+    partial_ptr: tl.tensor,  # [seqs, SPLIT_QUERY, heads, splits, HEAD_DIM + 2]: sums, maximum, divisor
     block_tables_ptr: tl.tensor,  # [seqs, max_blocks]
     cu_query_lens_ptr: tl.tensor,  # [seqs + 1]
     seq_lens_ptr: tl.tensor,  # [seqs]
@@ -158,11 +94,11 @@ def _paged_attention(
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     heads = tl.num_programs(1) * GROUP
-    seq = _find_sequence(cu_query_lens_ptr, num_seqs, tl.program_id(0), BLOCK_Q)
+    seq, tile = find_tile(cu_query_lens_ptr, tl.program_id(0), num_seqs, 1, BLOCK_Q)
     query_start = tl.load(cu_query_lens_ptr + seq)
     query_len = tl.load(cu_query_lens_ptr + seq + 1) - query_start
     seq_len = tl.load(seq_lens_ptr + seq)
-    tile_start = (tl.program_id(0) - query_start // BLOCK_Q - seq) * BLOCK_Q
+    tile_start = tile * BLOCK_Q
     first, per_split, num_splits = _split_range(
         query_len, seq_len, WINDOW, TILE, MIN_SPLIT, MAX_SPLITS, SPLIT_QUERY
     )  # fmt: skip
@@ -211,22 +147,22 @@ def _paged_attention(
         which = kv_head if SCALES == "head" else 0
         k_scale = scale * tl.load(k_scale_ptr + which)
         v_scale = tl.load(v_scale_ptr + which)
-    ids = _block_ids(table_ptr, start, end, BLOCK_SIZE, TILE)
-    for tile in range(start, end, TILE):
-        next_ids = _block_ids(table_ptr, tile + TILE, end, BLOCK_SIZE, TILE)
-        key_positions = tile + tl.arange(0, TILE)
+    ids = load_block_ids(table_ptr, start, end, BLOCK_SIZE, TILE)
+    for key_start in range(start, end, TILE):
+        next_ids = load_block_ids(table_ptr, key_start + TILE, end, BLOCK_SIZE, TILE)
+        key_positions = key_start + tl.arange(0, TILE)
         valid = key_positions < end
         slots = key_positions % BLOCK_SIZE
-        offsets = ids * block_stride + kv_head * head_stride + slots * slot_stride
+        offsets = ids.to(tl.int64) * block_stride + kv_head * head_stride + slots * slot_stride
         k = tl.load(k_ptr + offsets[None, :] + d[:, None], mask=valid[None, :] & d_mask[:, None], other=0)
         s = tl.dot(q, widen(k, FORMAT, q.dtype), input_precision="ieee") * k_scale
         if SCALES == "token":
-            scale_offsets = ids * scale_block_stride + kv_head * scale_head_stride + slots
+            scale_offsets = ids.to(tl.int64) * scale_block_stride + kv_head * scale_head_stride + slots
             s *= tl.load(k_scale_ptr + scale_offsets, mask=valid, other=0.0)[None, :]
         if TREE:
             draft = key_positions - context_len
             draft_positions = tl.load(positions_ptr + query_start + draft, mask=valid & (draft >= 0), other=0)
-        s = _scores(
+        s = base2_logits(
             s, key_positions, query_positions, end, context_len, soft_cap, slopes, ancestors, draft_positions,
             SOFT_CAP, alibi_ptr is not None, TREE, WINDOW,
         )  # fmt: skip
@@ -249,7 +185,7 @@ def _paged_attention(
         out = out_ptr + (token_index * heads + head)[:, None] * HEAD_DIM + d[None, :]
         tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=row_mask[:, None] & d_mask[None, :])
     else:
-        partial = ((seq.to(tl.int64) * SPLIT_QUERY + token) * heads + head) * MAX_SPLITS + split
+        partial = ((seq.to(tl.int64) * SPLIT_QUERY + token) * heads + head) * tl.num_programs(2) + split
         partial = partial_ptr + partial * (HEAD_DIM + 2)
         tl.store(partial[:, None] + d[None, :], acc, mask=row_mask[:, None] & d_mask[None, :])
         tl.store(partial + HEAD_DIM, running_max, mask=row_mask)
@@ -258,10 +194,11 @@ def _paged_attention(
 
 @triton.jit
 def _paged_attention_reduce(
-    partial_ptr: tl.tensor,  # [seqs, SPLIT_QUERY, heads, MAX_SPLITS, HEAD_DIM + 2]
+    partial_ptr: tl.tensor,  # [seqs, SPLIT_QUERY, heads, grid_splits, HEAD_DIM + 2]
     out_ptr: tl.tensor,  # [tokens, heads, HEAD_DIM]
     cu_query_lens_ptr: tl.tensor,
     seq_lens_ptr: tl.tensor,
+    grid_splits: tl.tensor,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -284,7 +221,7 @@ def _paged_attention_reduce(
     mask = splits < num_splits
     d = tl.arange(0, BLOCK_D)
     row = (seq.to(tl.int64) * SPLIT_QUERY + token) * tl.num_programs(2) + head
-    partial = partial_ptr + (row * MAX_SPLITS + splits) * (HEAD_DIM + 2)
+    partial = partial_ptr + (row * grid_splits + splits) * (HEAD_DIM + 2)
     maxima = tl.load(partial + HEAD_DIM, mask=mask, other=float("-inf"))
     top = tl.max(maxima, axis=0)
     weights = tl.exp2(maxima - tl.where(top == float("-inf"), 0.0, top))
@@ -297,21 +234,28 @@ def _paged_attention_reduce(
 
 @dataclass(frozen=True, slots=True)
 class SplitShape:
-    """What follows from shapes alone about splitting. query: longest query that is split.  splits: most splits."""
+    """What follows from shapes alone about splitting, so that a grid can be captured.
+
+    query: longest query that is split.  shortest: keys of a split at least.  most: splits that a context is cut into at
+    most, whatever the batch.  grid: how many of them the widest block table can fill.
+    """
 
     query: int
-    splits: int
+    shortest: int
+    most: int
+    grid: int
 
     @staticmethod
-    def of(max_query_len: int, kv_heads: int, architecture: str) -> SplitShape:
-        """As many splits as keep a large GPU busy with one sequence; never depends on the batch."""
-        wanted = triton.next_power_of_2(128 // kv_heads)
-        most = choose("paged_attention_splits", architecture).tiles["MAX_SPLITS"]
-        return SplitShape(min(max(max_query_len, 1), 16), min(max(wanted, 8), most))
+    def of(max_query_len: int, kv_heads: int, max_context: int, architecture: str) -> SplitShape:
+        """max_context: what a block table can hold, in tokens."""
+        tiles = choose("paged_attention_splits", architecture).tiles
+        most = min(max(triton.next_power_of_2(128 // kv_heads), 8), tiles["MAX_SPLITS"])  # to keep a large GPU busy
+        grid = min(most, triton.cdiv(max_context, tiles["MIN_SPLIT"]))
+        return SplitShape(min(max(max_query_len, 1), 16), tiles["MIN_SPLIT"], most, max(grid, 1))
 
     def workspace(self, num_seqs: int, heads: int, head_dim: int) -> tuple[int, ...]:
         """Shape of the float32 buffer that the splits leave their sums in."""
-        return (num_seqs, self.query, heads, self.splits, head_dim + 2)
+        return (num_seqs, self.query, heads, self.grid, head_dim + 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +266,6 @@ class Operands:
     k_cache: Tensor
     v_cache: Tensor
     out: Tensor
-    workspace: Tensor
     block_tables: Tensor
     cu_query_lens: Tensor
     seq_lens: Tensor
@@ -337,13 +280,16 @@ class Operands:
 def launch_paged_attention(
     operands: Operands, max_query_len: int, scale: float, window: int, soft_cap: float, architecture: str | None = None
 ) -> tuple[Launch, Launch]:
-    """The attention and the reduction of its splits, to be run in this order."""
+    """The attention and the reduction of its splits, to be run in this order. What splits leave their sums in is made
+    here, of a size that follows from shapes alone.
+    """
     o = operands
     tokens, heads, head_dim = o.query.shape
     _, kv_heads, block_size, _ = o.k_cache.shape
     num_seqs, group, block_d = len(o.seq_lens), heads // kv_heads, triton.next_power_of_2(head_dim)
     architecture = architecture or architecture_of(o.query.device)
-    split = SplitShape.of(max_query_len, kv_heads, architecture)
+    max_context = o.block_tables.shape[1] * block_size
+    split = SplitShape.of(max_query_len, kv_heads, max_context, architecture)
     short = max_query_len <= split.query
     kind = "paged_attention_short" if short else "paged_attention_long"
     config = choose(kind, architecture, itemsize=o.query.element_size(), size=block_d)
@@ -355,13 +301,13 @@ def launch_paged_attention(
         "cu_query_lens_ptr": o.cu_query_lens,
         "seq_lens_ptr": o.seq_lens,
         "out_ptr": o.out,
-        "partial_ptr": o.workspace,
+        "partial_ptr": torch.empty(split.workspace(num_seqs, heads, head_dim), device=o.query.device),
         "HEAD_DIM": head_dim,
         "BLOCK_D": block_d,
         "WINDOW": window,
         "TILE": tile,
-        "MIN_SPLIT": max(config.tiles["MIN_SPLIT"], tile),
-        "MAX_SPLITS": split.splits,
+        "MIN_SPLIT": max(split.shortest, tile),
+        "MAX_SPLITS": split.most,
         "SPLIT_QUERY": split.query,
     }
     per_token = o.k_scale is not None and o.k_scale.dim() == 3
@@ -397,6 +343,6 @@ def launch_paged_attention(
     }
     num_tiles = tokens // (block_m // group) + num_seqs
     return (
-        Launch(_paged_attention, (num_tiles, kv_heads, split.splits), attention, config.num_warps, config.num_stages),
-        Launch(_paged_attention_reduce, (num_seqs, split.query, heads), shared, 4, 1),
+        Launch(_paged_attention, (num_tiles, kv_heads, split.grid), attention, config.num_warps, config.num_stages),
+        Launch(_paged_attention_reduce, (num_seqs, split.query, heads), {**shared, "grid_splits": split.grid}, 4, 1),
     )

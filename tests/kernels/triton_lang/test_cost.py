@@ -9,13 +9,16 @@ import pytest
 import torch
 
 from nereid_kernels.cost import count
-from nereid_kernels.launch import INTERPRETER, Launch, run
+from nereid_kernels.launch import Launch, run
 from nereid_kernels.triton_lang.matmul import launch_matmul
 from nereid_kernels.triton_lang.mla_attention import launch_mla_attention
-from nereid_kernels.triton_lang.paged_attention import Operands, SplitShape, launch_paged_attention
+from nereid_kernels.triton_lang.paged_attention import Operands, launch_paged_attention
 from nereid_kernels.triton_lang.quantised_matmul import launch_matmul_int4, launch_matmul_int8
 from nereid_kernels.triton_lang.rms_norm import launch_rms_norm
 from tests.kernels.triton_lang.counting import counting
+from tests.kernels.triton_lang.devices import interpreter_only
+
+pytestmark = interpreter_only
 
 
 def assert_counted(*launches: Launch) -> None:
@@ -74,14 +77,12 @@ def test_paged_attention(lengths: list[tuple[int, int]], window: int, scales: tu
     pool = torch.zeros(64, 2, kv_heads, 16, head_dim, dtype=torch.int8 if scales else torch.float16)
     query, out = torch.zeros(2, tokens, heads, head_dim, dtype=torch.float16)
     tables, cu_query_lens, seq_lens = batch(lengths, 20)
-    split = SplitShape.of(longest, kv_heads, INTERPRETER)
-    workspace = torch.zeros(split.workspace(len(lengths), heads, head_dim))
     extras: dict[str, torch.Tensor] = (
         {"sinks": torch.zeros(heads), "alibi_slopes": torch.zeros(heads)} if window else {}
     )
     if scales:
         extras |= {"k_scale": torch.ones(scales), "v_scale": torch.ones(scales)}
-    operands = Operands(query, pool[:, 0], pool[:, 1], out, workspace, tables, cu_query_lens, seq_lens, **extras)
+    operands = Operands(query, pool[:, 0], pool[:, 1], out, tables, cu_query_lens, seq_lens, **extras)
     assert_counted(*launch_paged_attention(operands, longest, 0.2, window, 0.0))
 
 

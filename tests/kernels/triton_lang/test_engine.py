@@ -6,10 +6,16 @@ import logging
 from pathlib import Path
 
 import pytest
-import transformers
 
-from tests.engine.test_identity import check, make_requests
-from tests.engine.tiny import SteppedEngine, make_tiny_llama
+from tests.kernels.triton_lang.devices import ON_GPU
+
+if ON_GPU:
+    pytest.skip("the engine's tensors lie on the CPU", allow_module_level=True)
+
+import transformers  # noqa: E402
+
+from tests.engine.test_identity import check, make_requests  # noqa: E402
+from tests.engine.tiny import SteppedEngine, make_tiny_llama  # noqa: E402
 
 KERNELS = {
     "rms_norm",

@@ -8,9 +8,10 @@ import torch
 from nereid_kernels import gated_activation as ops
 from nereid_kernels.reference import gated_activation as reference
 from tests.kernels.bounds import assert_as_good_as_plain
+from tests.kernels.triton_lang.devices import BACKENDS
 
 
-@pytest.mark.parametrize("backend", ["triton_lang", "cpu"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("activation", ops.ACTIVATIONS)
 def test_equals_its_definition(activation: str, dtype: torch.dtype, backend: str) -> None:

@@ -7,9 +7,10 @@ import torch
 
 from nereid_kernels import grammar_mask as ops
 from nereid_kernels.reference import grammar_mask as reference
+from tests.kernels.triton_lang.devices import BACKENDS
 
 
-@pytest.mark.parametrize("backend", ["triton_lang", "cpu"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("rows", "vocab"), [(5, 123), (1, 32), (0, 40), (2, 2100)])
 def test_forbids_what_its_definition_forbids(rows: int, vocab: int, backend: str) -> None:
     logits = torch.randn(rows, vocab + 5)
@@ -20,7 +21,7 @@ def test_forbids_what_its_definition_forbids(rows: int, vocab: int, backend: str
     assert torch.equal(logits, expected)  # and nothing past the vocabulary
 
 
-@pytest.mark.parametrize("backend", ["triton_lang", "cpu"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
 def test_masks_are_for_the_rows_that_are_named(index_dtype: torch.dtype, backend: str) -> None:
     logits = torch.randn(4, 70)

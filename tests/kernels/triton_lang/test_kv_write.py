@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
-from triton.runtime import interpreter
 
 from nereid_kernels import kv_write as ops
 from nereid_kernels.reference import kv_write as reference
+from tests.kernels.triton_lang.devices import BACKENDS, Reserve
 
 E4M3, E5M2, INT8 = torch.float8_e4m3fn, torch.float8_e5m2, torch.int8
 BLOCKS, KV_HEADS, BLOCK_SIZE, HEAD_DIM = 4, 3, 16, 40
@@ -57,7 +55,14 @@ def make_rows(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def bits(*tensors: Tensor | None) -> list[Tensor]:
-    return [tensor.contiguous().view(torch.uint8) for tensor in tensors if tensor is not None]
+    """A NaN in float8 is as good as another: GPUs differ in its sign."""
+    return [_canonical(tensor.contiguous()).view(torch.uint8) for tensor in tensors if tensor is not None]
+
+
+def _canonical(tensor: Tensor) -> Tensor:
+    if tensor.dtype not in (E4M3, E5M2):
+        return tensor
+    return tensor.view(torch.uint8).masked_fill(tensor.float().isnan(), 0x7F)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +83,7 @@ def test_equals_its_definition(dtype: torch.dtype, cache_dtype: torch.dtype, for
     expected_scales = tuple(None if scale is None else scale.clone() for scale in scales)
     expected, slot_mapping = make_caches(cache_dtype), torch.tensor(SLOTS)
     reference.kv_write(key, value, *expected, slot_mapping, *expected_scales)
-    for backend in ("cpu", "triton_lang"):
+    for backend in BACKENDS:
         caches = make_caches(cache_dtype)
         given = tuple(None if scale is None else scale.clone() for scale in scales)
         kv_write(key, value, *caches, slot_mapping, *given, backend=backend)
@@ -107,7 +112,7 @@ def test_float8_is_rounded_as_torch_does(dtype: torch.dtype) -> None:
     wanted = x.clamp(-limit, limit).to(dtype)
     k_cache, v_cache = torch.zeros(2, 1, 4, 12, 4096).to(dtype)
     kv_write(x, x, k_cache, v_cache, torch.arange(12))
-    assert torch.equal(k_cache[0].transpose(0, 1).view(torch.uint8), wanted.view(torch.uint8))
+    assert all(map(torch.equal, bits(k_cache[0].transpose(0, 1)), bits(wanted)))
 
 
 def test_int8_is_rounded_to_even() -> None:
@@ -129,12 +134,8 @@ def test_a_token_scale_of_small_and_large_rows() -> None:
     torch.testing.assert_close(restored, wanted[:, None].expand(5, 2), rtol=1e-6, atol=1e-40)
 
 
-def test_a_block_past_two_to_the_31_elements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pool of 3 GiB in a sparse file, of which only the pages that are written exist."""
-    # The interpreter copies arguments back from the CPU, here to themselves: that would write every page.
-    monkeypatch.setattr(interpreter.GridExecutor, "_restore_args_dev", lambda *_: None)
-    memory = torch.from_file(str(tmp_path / "pool"), shared=True, size=3 << 30, dtype=torch.uint8)
-    pool = memory.view(E4M3).view(3 << 10, 64, 2, 2, 16, 256)
+def test_a_block_past_two_to_the_31_elements(reserve: Reserve) -> None:
+    pool = reserve(3 << 30, torch.uint8).view(E4M3).view(3 << 10, 64, 2, 2, 16, 256)
     k_cache, v_cache = pool[:, 63, 0], pool[:, 63, 1]
     last = k_cache.shape[0] - 1
     assert last * k_cache.stride(0) > 1 << 31
@@ -143,7 +144,6 @@ def test_a_block_past_two_to_the_31_elements(tmp_path: Path, monkeypatch: pytest
     for new, cache in ((key, k_cache), (value, v_cache)):
         assert torch.equal(cache[last, :, 5].float(), new[0].to(E4M3).float())
         assert torch.equal(cache[0, :, 3].float(), new[1].to(E4M3).float())
-    assert (tmp_path / "pool").stat().st_blocks * 512 < 1 << 20, "the rest of the pool was written"
 
 
 def test_refuses_what_does_not_fit() -> None:

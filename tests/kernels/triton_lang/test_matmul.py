@@ -9,6 +9,7 @@ from nereid_kernels import matmul as ops
 from nereid_kernels.reference import matmul as reference
 from nereid_kernels.triton_lang.matmul import launch_matmul
 from tests.kernels.bounds import assert_as_good_as_plain
+from tests.kernels.triton_lang.devices import BACKENDS
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -51,13 +52,13 @@ def test_every_number_of_rows_runs_the_same_code() -> None:
 def test_a_row_of_nan_stays_alone() -> None:
     x, weight = torch.randn(3, 20), torch.randn(5, 20)
     x[1] = torch.nan
-    for backend in ("triton_lang", "cpu"):
+    for backend in BACKENDS:
         assert ops.matmul(x, weight, backend=backend).isnan().any(dim=1).tolist() == [False, True, False]
 
 
 def test_no_inputs_leave_the_bias() -> None:
     bias = torch.randn(7)
-    for backend in ("triton_lang", "cpu"):
+    for backend in BACKENDS:
         out = ops.matmul(torch.zeros(2, 0), torch.zeros(7, 0), bias, backend=backend)
         assert torch.equal(out, bias.expand(2, 7))
 

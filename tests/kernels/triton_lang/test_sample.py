@@ -39,7 +39,8 @@ def parameters(settings: list[tuple[float, float, int, float]], dtype: torch.dty
 def engine_tokens(logits: Tensor, chosen: Parameters) -> tuple[list[int], list[bool]]:
     columns = zip(*(column.tolist() for column in chosen), strict=True)
     rows = [engine.SamplingRow(t, top_k, top_p, min_p, key) for t, min_p, top_k, top_p, key in columns]
-    return engine.sample(logits.clone(), rows)
+    with torch.device("cpu"):
+        return engine.sample(logits.cpu().clone(), rows)
 
 
 @pytest.mark.parametrize(("vocab", "dtype"), [(1, torch.float64), (123, torch.float32), (1500, torch.float64)])

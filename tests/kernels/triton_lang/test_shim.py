@@ -17,6 +17,9 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 from tests.kernels.interpreter_shim import install
+from tests.kernels.triton_lang.devices import interpreter_only
+
+pytestmark = interpreter_only
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 E4M3, E5M2, INT8 = torch.float8_e4m3fn, torch.float8_e5m2, torch.int8

@@ -11,18 +11,28 @@ from torch import Tensor
 from nereid_kernels import verify_draft as ops
 from nereid_kernels.reference import verify_draft as reference
 from nereid_kernels.reference.sample import sample
+from tests.kernels.triton_lang.devices import to_default_device
 
 TRIALS = pytest.mark.parametrize("trials", [240, pytest.param(4000, marks=pytest.mark.slow)])
 SIGNIFICANCE = 1e-3  # of each comparison; seeds are fixed, so it either holds or does not
 TREE = [-1, 0, 0, 1, 1, 2, 3, 0]  # a parent comes before its children; siblings need not be neighbours
 
 
+def normal(*shape: int) -> Tensor:
+    return to_default_device(torch.randn(shape, device="cpu"))
+
+
 def random_probs(rows: int, vocab: int) -> Tensor:
-    return (2 * torch.randn(rows, vocab)).softmax(-1)
+    return (2 * normal(rows, vocab)).softmax(-1)
 
 
 def random_keys(rows: int) -> Tensor:
-    return torch.randint(-(2**63), 2**63 - 1, (rows,))
+    return to_default_device(torch.randint(-(2**63), 2**63 - 1, (rows,), device="cpu"))
+
+
+def draws(probs: Tensor) -> Tensor:
+    """One token of each row [rows, vocab], int32."""
+    return to_default_device(torch.multinomial(probs.cpu(), 1)[:, 0].int())
 
 
 def offsets(lengths: list[int]) -> Tensor:
@@ -43,7 +53,7 @@ def test_a_chain_equals_its_definition(vocab: int, drafter: str) -> None:
     lengths = [3, 0, 1, 4, 2, 2, 4, 1]
     drafts, seqs = sum(lengths), len(lengths)
     q = random_probs(drafts, vocab)
-    draft_ids = torch.multinomial(q, 1)[:, 0].int()
+    draft_ids = draws(q)
     target, keys, cu_draft_lens = random_probs(drafts + seqs, vocab), random_keys(drafts + seqs), offsets(lengths)
     for draft in range(0, drafts, 2):  # so that some are accepted
         seq = int((cu_draft_lens[1:] <= draft).sum())
@@ -81,9 +91,9 @@ def test_a_tree_equals_its_definition(vocab: int, rule: str) -> None:
 @TRIALS
 @pytest.mark.parametrize("drafter", ["with_probs", "certain"])
 def test_a_chains_tokens_are_distributed_as_the_targets(drafter: str, trials: int) -> None:
-    p, q = torch.randn(2, 5).softmax(-1), torch.randn(1, 5).softmax(-1)
+    p, q = normal(2, 5).softmax(-1), normal(1, 5).softmax(-1)
     draft_probs = q.repeat(trials, 1)
-    draft_ids = torch.multinomial(draft_probs, 1)[:, 0].int()
+    draft_ids = draws(draft_probs)
     accepted, ids = ops.verify_draft(
         p.repeat(trials, 1),
         draft_ids,
@@ -102,7 +112,7 @@ def test_a_chains_tokens_are_distributed_as_the_targets(drafter: str, trials: in
 @TRIALS
 def test_a_trees_tokens_are_distributed_as_the_targets(trials: int) -> None:
     parents, node_ids = torch.tensor([-1, 0, 0, 1]).int(), torch.tensor([0, 3, 1, 2]).int()
-    p = torch.randn(4, 5).softmax(-1)
+    p = normal(4, 5).softmax(-1)
     _, ids, path = ops.verify_tree(
         p.repeat(trials, 1),
         node_ids.repeat(trials),
@@ -119,7 +129,7 @@ def test_a_trees_tokens_are_distributed_as_the_targets(trials: int) -> None:
 
 @TRIALS
 def test_the_coupled_rule_draws_from_the_target(trials: int) -> None:
-    p, none = torch.randn(5).softmax(-1), torch.zeros(0).int()
+    p, none = normal(5).softmax(-1), torch.zeros(0).int()
     target = p.repeat(trials, 1)
     _, ids = ops.verify_draft(
         target, none, offsets([0] * trials), random_keys(trials), 0, rule="coupled", backend="triton_lang"
@@ -128,7 +138,7 @@ def test_the_coupled_rule_draws_from_the_target(trials: int) -> None:
 
 
 def test_the_coupled_rule_gives_the_tokens_of_plain_sampling() -> None:
-    logits, keys = 3 * torch.randn(24, 150), random_keys(24)
+    logits, keys = 3 * normal(24, 150), random_keys(24)
     ones, zeros = torch.ones(24), torch.zeros(24)
     plain, _ = sample(logits, ones, zeros, zeros.int(), ones, keys)
     drafts = plain.reshape(6, 4)[:, :3].clone()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from nereid_kernels.launch import Launch
-from nereid_kernels.triton_lang.paged_attention import Operands, SplitShape, launch_paged_attention
+from nereid_kernels.triton_lang.paged_attention import Operands, launch_paged_attention
 
 _SEQS, _BLOCKS = 16, 4096
 _FULLY = ("sm_90", "gfx942")  # the variants, too
@@ -61,7 +61,6 @@ def attention(
     pool = meta(_BLOCKS, 32, 2, kv_heads, block_size, head_dim, dtype=cache_dtype or dtype)
     tokens = _SEQS * query_len
     query = meta(tokens, heads, head_dim, dtype=dtype)
-    split = SplitShape.of(query_len, kv_heads, architecture)
     scale_shape = (_BLOCKS, kv_heads, block_size) if per_token else (1,)
     scale = meta(*scale_shape, dtype=torch.float32) if cache_dtype else None
     operands = Operands(
@@ -69,7 +68,6 @@ def attention(
         pool[:, 1, 0],
         pool[:, 1, 1],
         torch.empty_like(query),
-        meta(*split.workspace(_SEQS, heads, head_dim), dtype=torch.float32),
         meta(_SEQS, 512),
         meta(_SEQS + 1),
         meta(_SEQS),

@@ -1,0 +1,41 @@
+"""What kernels over a paged cache share: whose tile a program has, how a context is split, where its blocks lie."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def find_tile(
+    cu_query_lens_ptr: tl.tensor, tile: tl.tensor, num_seqs: tl.tensor, ROWS: tl.constexpr, BLOCK_M: tl.constexpr
+) -> tl.tensor:
+    """The sequence that a tile of the grid belongs to, and which of its tiles it is. A query token has ROWS rows, a
+    tile BLOCK_M. Sequence s has its first tile at cu_query_lens[s] * ROWS // BLOCK_M + s, which leaves it as many tiles
+    as it needs or one more, so that the size of the grid follows from the shapes alone."""
+    low = tile * 0
+    high = low + num_seqs
+    while high - low > 1:
+        middle = (low + high) // 2
+        is_after = tl.load(cu_query_lens_ptr + middle) * ROWS // BLOCK_M + middle > tile
+        low = tl.where(is_after, low, middle)
+        high = tl.where(is_after, middle, high)
+    return low, tile - (tl.load(cu_query_lens_ptr + low) * ROWS // BLOCK_M + low)
+
+
+@triton.jit
+def split_length(
+    num_keys: tl.tensor, MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr, BLOCK_N: tl.constexpr
+) -> tl.tensor:
+    """Keys a split, whole tiles of BLOCK_N; at most MAX_SPLITS of them cover num_keys."""
+    return tl.maximum(MIN_SPLIT, tl.cdiv(tl.cdiv(num_keys, MAX_SPLITS), BLOCK_N) * BLOCK_N)
+
+
+@triton.jit
+def load_block_ids(
+    block_table_ptr: tl.tensor, start: tl.tensor, end: tl.tensor, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr
+) -> tl.tensor:
+    """Of keys start .. start + BLOCK_N, where start is a multiple of BLOCK_N; 0 from `end` on. One number where no tile
+    crosses a block (which saves registers), else [BLOCK_N]."""
+    keys = start if BLOCK_SIZE % BLOCK_N == 0 else start + tl.arange(0, BLOCK_N)
+    return tl.load(block_table_ptr + keys // BLOCK_SIZE, mask=keys < end, other=0)
