@@ -83,8 +83,8 @@ POINTS: tuple[Point, ...] = (
 )
 """What matters most comes first, and decode before the verification that is compared with it."""
 
-FLEX_POINTS = frozenset((seqs, n) for seqs, n in ((16, 8192), (1, 16384)))
-"""(sequences, sequence length) at which flex_attention, which is compiled anew for each, is compared with."""
+FLEX_POINTS = (POINTS[0], *(Point("paged_attention", 16, query_len, 8192) for query_len in (1, 8)))
+"""What flex_attention, which is compiled anew for each problem, is compared at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +164,9 @@ def measure(point: Point, launches: Sequence[Launch], peaks: Peaks, timer: Timer
 def compare(
     point: Point, launches: Sequence[Launch], peaks: Peaks, timer: Timer, others: Mapping[str, opponents.Opponent]
 ) -> list[Row]:
-    rows = []
-    distinct = count(launches).distinct
+    """With other kernels for paged_attention's problems."""
+    rows, distinct = [], count(launches).distinct
     for name, opponent in others.items():
-        if point.operation != "paged_attention" or (name == "flex" and (point.seqs, point.seq_len) not in FLEX_POINTS):
-            continue
         try:
             seconds = timer(opponent(launches[0].arguments))
             rows.append(make_row(point.operation, point.shape, name, seconds, peaks, distinct, point.flops))
@@ -196,8 +194,12 @@ def _measure_all(device: torch.device, peaks: Peaks, deadline: float, add: Calla
         except Exception as error:  # the next point may still run
             results[point] = Row(*name, note=failure(error))
         add(results[point])
-        if results[point].microseconds is not None:
+        if point.operation == "paged_attention" and results[point].microseconds is not None:
             for row in compare(point, launches, peaks, median_s, others):
+                add(row)
+    for point in FLEX_POINTS:
+        if time.monotonic() < deadline:
+            for row in compare(point, point.launches(device), peaks, median_s, {"flex": opponents.flex}):
                 add(row)
     return results
 

@@ -1,6 +1,7 @@
 """`python -m tests.gpu.bench_operations --csv FILE`: times every operation on the GPU at hand.
 
-The problems are nereid_kernels.workloads' own; bytes and operations by nereid_kernels.cost, where it has the formulas.
+The problems are nereid_kernels.workloads' own; bytes and operations by nereid_kernels.cost, where it has the formulas:
+those of matrix products with the padding of their tiles.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ Opponent = Callable[[Mapping[str, Any]], Start]
 
 
 def available() -> dict[str, Opponent]:
-    others: dict[str, Opponent] = {"sdpa": sdpa, "flex": flex}
+    """All but flex, which is compiled for each problem."""
+    others: dict[str, Opponent] = {"sdpa": sdpa}
     return others | ({"flashinfer": flashinfer} if importlib.util.find_spec("flashinfer") else {})
 
 

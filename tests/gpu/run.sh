@@ -37,7 +37,7 @@ mkdir -p -- "$OUT" && OUT=$(cd -- "$OUT" && pwd) || fail "cannot make the folder
 
 cd -- "$ROOT" || exit 1
 unset TRITON_INTERPRET
-export PYTHONPATH=$ROOT:$ROOT/kernels:$ROOT/backend PYTHONUNBUFFERED=1
+export PYTHONPATH=$ROOT:$ROOT/kernels:$ROOT/backend${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 status=0
 
 step() { # step NAME SECONDS COMMAND...: its output goes to NAME.log as well

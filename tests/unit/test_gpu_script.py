@@ -64,6 +64,7 @@ def test_a_workload_gives_launches(name: tuple[str, str]) -> None:
 
 
 def test_points_are_different_and_decode_comes_before_what_is_compared_with_it() -> None:
+    assert set(bench_attention.FLEX_POINTS) <= set(POINTS)
     assert len(set(POINTS)) == len({point.shape for point in POINTS}) == len(POINTS)
     for place, point in enumerate(POINTS):
         assert point.kind != "verify" or replace(point, query_len=1) in POINTS[:place]
@@ -97,7 +98,7 @@ def test_goals_are_judged_by_the_worst_point() -> None:
     assert some[0].endswith(f"worst 0.9 at {first.shape}; 17 of 18 points not measured")
 
 
-def test_another_kernel_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_kernel_that_fails_is_a_row() -> None:
     point = Point("paged_attention", 16, 1, 8192)
 
     def fail(arguments: object) -> None:
