@@ -14,11 +14,14 @@ from nereid_kernels.launch import run
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
 
-def gated_activation(gate_up: Tensor, activation: str = "silu", *, backend: str = "auto") -> Tensor:
+def gated_activation(
+    gate_up: Tensor, activation: str = "silu", *, deterministic: bool = False, backend: str = "auto"
+) -> Tensor:
     """[rows, n] of gate_up's dtype.
 
     gate_up: [rows, 2 n] float16, bfloat16 or float32, the gate in the first half of a row; rows may be strided.
     activation: "silu", "gelu" (by the error function) or "gelu_tanh" (its approximation by tanh).
+    deterministic: a row's bits do not depend on the rows beside it; the kernel's never do.
     Raises ValueError or TypeError, which name the argument.
     """
     check_shapes({}, gate_up=(gate_up, ("rows", "width")))
@@ -29,7 +32,7 @@ def gated_activation(gate_up: Tensor, activation: str = "silu", *, backend: str 
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation: got {activation!r}; allowed: {', '.join(ACTIVATIONS)}")
     if pick(check_same_device(gate_up=gate_up), backend) == "cpu":
-        return cpu.gated_activation(gate_up, activation)
+        return cpu.gated_activation(gate_up, activation, deterministic)
     out: Tensor = _gated_activation(gate_up, activation)
     return out
 

@@ -22,9 +22,8 @@ from nereid_kernels.checks import (
     check_shapes,
 )
 from nereid_kernels.cpu import kv_write as cpu
+from nereid_kernels.formats import QUANTISED
 from nereid_kernels.launch import run
-
-QUANTISED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 
 
 @dataclass(frozen=True, slots=True)

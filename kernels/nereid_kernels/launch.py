@@ -64,11 +64,14 @@ class _Row:
 
 
 def run(launch: Launch) -> None:
-    """Start the kernel. A grid with a 0 in it starts nothing."""
+    """Start the kernel on the device of its tensors. A grid with a 0 in it starts nothing."""
     if 0 in launch.grid:
         return
     _LOG.debug("launch %s grid %s", launch.name, launch.grid)
-    launch.kernel[launch.grid](**launch.arguments, num_warps=launch.num_warps, num_stages=launch.num_stages)
+    tensor = next(value for value in launch.arguments.values() if isinstance(value, torch.Tensor))
+    # Triton-lang launches on the current device, whatever device its tensors are on.
+    with torch.cuda.device(tensor.get_device()):  # -1, which changes nothing, on the CPU
+        launch.kernel[launch.grid](**launch.arguments, num_warps=launch.num_warps, num_stages=launch.num_stages)
 
 
 def architecture_of(device: torch.device) -> str:
@@ -98,7 +101,13 @@ def choose(kernel: str, architecture: str, *, itemsize: int = 0, size: int = 0) 
     holds `size`. Raises ValueError where the table has none."""
     if kernel in (overrides := _overrides.get()):
         return overrides[kernel]
-    rows = [row for row in _table()[kernel] if row.itemsize in (0, itemsize) and (row.size == 0 or row.size >= size)]
+    return _look_up(kernel, architecture, itemsize, size)
+
+
+@cache  # every launch asks, for the few sizes that a deployment has
+def _look_up(kernel: str, architecture: str, itemsize: int, size: int) -> Config:
+    found = _table().get(kernel, ())
+    rows = [row for row in found if row.itemsize in (0, itemsize) and (row.size == 0 or row.size >= size)]
     ranked = [(rank, row) for row in rows if (rank := _distance(architecture, row.architecture)) is not None]
     if not ranked:
         raise ValueError(f"{kernel}: {TABLE.name} has no row for {architecture}, {itemsize} bytes, size {size}")

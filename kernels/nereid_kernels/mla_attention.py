@@ -40,8 +40,8 @@ def mla_attention(
     max_query_len: at least the longest query's length; a greater one costs idle programs, never correctness.
     scale: what scores are multiplied by before the softmax.  latent_dim: how much of a row is latent.
 
-    A sequence without query or keys is left out. Query tokens past the last sequence's are padding; what the result
-    holds there is undefined. Raises ValueError or TypeError, which name the argument.
+    A query token that sees no key gets zeros. Query tokens past the last sequence's are padding; what the result holds
+    there is undefined. Raises ValueError or TypeError, which name the argument.
     """
     device = _check(query, cache, block_tables, cu_query_lens, seq_lens, max_query_len, latent_dim)
     if pick(device, backend) == "cpu":

@@ -18,18 +18,20 @@ from torch import Tensor
 from nereid_kernels.backends import pick
 from nereid_kernels.checks import FLOATS, check_contiguous_rows, check_dtypes, check_same_device, check_shapes
 from nereid_kernels.cpu import paged_attention as cpu
+from nereid_kernels.formats import QUANTISED
 from nereid_kernels.launch import run
+from nereid_kernels.splitting import SPLIT_QUERY
 
-QUANTISED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
-MAX_TREE = 64  # draft tokens of a sequence whose ancestors fit into one int64
+MAX_TREE = 64  # query tokens of a sequence whose ancestors fit into one int64
 
 
 @dataclass(frozen=True, slots=True)
 class TreeMask:
     """What the query tokens of a speculative tree see of each other (SpecInfer, Miao et al. 2023, arXiv 2305.09781).
 
-    ancestors: [tokens] int64; bit j says that the token sees query token j of its sequence, itself included.
-    positions: [tokens] int32; the position of each, the length of its context plus its depth in the tree.
+    ancestors: [tokens] int64; bit j says that the token sees query token j of its sequence, itself included. Not looked
+        at in a sequence of more than MAX_TREE query tokens, which is no tree but a chunk.
+    positions: [tokens] int32; the position of each: the length of its context plus its depth in the tree.
     """
 
     ancestors: Tensor
@@ -41,14 +43,16 @@ class AttentionPlan:
     """Where a step's queries and their contexts lie, worked out once for all layers by `plan_paged_attention`.
 
     block_tables: [seqs, max blocks] int32.  cu_query_lens: [seqs + 1] int32, running sums of the query lengths.
-    seq_lens: [seqs] int32, with the new tokens.  max_query_len: at least the longest query.
+    seq_lens: [seqs] int32, with the new tokens.
+    max_short_query, max_long_query: at least the longest query of up to SPLIT_QUERY tokens, and of more; 0: none.
     buckets: what the CPU's implementation has worked out, None where the kernels are used.
     """
 
     block_tables: Tensor
     cu_query_lens: Tensor
     seq_lens: Tensor
-    max_query_len: int
+    max_short_query: int
+    max_long_query: int
     tree: TreeMask | None
     buckets: tuple[cpu.Bucket, ...] | None
 
@@ -67,14 +71,19 @@ def plan_paged_attention(
     query_lens, seq_lens: by sequence, the new tokens and the tokens in all (new ones included).
     block_tables: by sequence, at least ceil(seq_len / block size) block ids; what follows them is not looked at.
     cache: a layer's K or V, [block, kv_head, slot, head_dim]; all layers must have its strides.
-    Raises ValueError where a query is longer than its sequence, or a table too short.
+    Raises ValueError where a query is longer than its sequence, or a table too short, and for a tree that does not fit.
     """
     block_size, device = cache.shape[2], cache.device
     for query_len, seq_len, table in zip(query_lens, seq_lens, block_tables, strict=True):
         if not 0 <= query_len <= seq_len or len(table) * block_size < seq_len:
             raise ValueError(f"query {query_len}, sequence {seq_len}, {len(table)} blocks of {block_size}: no such row")
-    if tree is not None and max(query_lens, default=0) > MAX_TREE:
-        raise ValueError(f"tree: got {max(query_lens)} query tokens; allowed: at most {MAX_TREE} of a sequence")
+    if tree is not None:
+        sizes = {"tokens": sum(query_lens)}
+        check_shapes(sizes, ancestors=(tree.ancestors, ("tokens",)), positions=(tree.positions, ("tokens",)))
+        check_dtypes((torch.int64,), ancestors=tree.ancestors)
+        check_dtypes((torch.int32,), positions=tree.positions)
+        check_contiguous_rows(ancestors=tree.ancestors, positions=tree.positions)
+        check_same_device(cache=cache, ancestors=tree.ancestors, positions=tree.positions)
     used = [-(-seq_len // block_size) for seq_len in seq_lens]
     tables = [torch.as_tensor(table)[:n] for table, n in zip(block_tables, used, strict=True)]
     padded = torch.zeros(len(tables), max(used, default=1) or 1, dtype=torch.int32)
@@ -88,7 +97,8 @@ def plan_paged_attention(
         padded.to(device),
         torch.tensor([0, *itertools.accumulate(query_lens)], dtype=torch.int32, device=device),
         torch.tensor(seq_lens, dtype=torch.int32, device=device),
-        max(query_lens, default=0),
+        max((n for n in query_lens if n <= SPLIT_QUERY), default=0),
+        max((n for n in query_lens if n > SPLIT_QUERY), default=0),
         tree,
         buckets,
     )
@@ -125,6 +135,7 @@ def paged_attention(
     deterministic: a row's bits depend on its own sequence alone, not on the batch nor on chunking; on the CPU only.
     Raises ValueError or TypeError, which name the argument.
     """
+    check_same_device(query=query, plan=plan.seq_lens)
     _check(query, k_cache, v_cache, window, soft_cap, sinks, alibi_slopes, k_scale, v_scale)
     if plan.buckets is not None:
         if k_cache.dtype != query.dtype:
@@ -136,7 +147,7 @@ def paged_attention(
     ancestors, positions = (plan.tree.ancestors, plan.tree.positions) if plan.tree else (None, None)
     attended: Tensor = _paged_attention(
         query, k_cache, v_cache, plan.block_tables, plan.cu_query_lens, plan.seq_lens, k_scale, v_scale, sinks,
-        alibi_slopes, ancestors, positions, plan.max_query_len, scale, window, soft_cap,
+        alibi_slopes, ancestors, positions, plan.max_short_query, plan.max_long_query, scale, window, soft_cap,
     )  # fmt: skip
     return attended
 
@@ -176,16 +187,19 @@ def _check(
     for name, x in scales.items():
         if tuple(x.shape) not in ((1,), (sizes["kv_heads"],), tuple(k_cache.shape[:3])):
             raise ValueError(f"{name}: got shape {list(x.shape)}; allowed: [1], [kv_heads], [block, kv_head, slot]")
+    layouts = {name: f"shape {list(x.shape)}, strides {x.stride()}" for name, x in scales.items()}
+    if scales and layouts["v_scale"] != layouts["k_scale"]:
+        raise ValueError(f"v_scale: got {layouts['v_scale']}; allowed: {layouts['k_scale']}, as k_scale")
     check_dtypes((torch.float32,), **by_head, **scales)
     check_same_device(query=query, k_cache=k_cache, v_cache=v_cache, **by_head, **scales)
-    check_contiguous_rows(query=query, k_cache=k_cache, v_cache=v_cache, **scales)
+    check_contiguous_rows(query=query, k_cache=k_cache, v_cache=v_cache, **by_head, **scales)
 
 
 @torch.library.custom_op("nereid_kernels::paged_attention", mutates_args=())
 def _paged_attention(
     query: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, cu_query_lens: Tensor, seq_lens: Tensor,
-    k_scale: Tensor | None, v_scale: Tensor | None, sinks: Tensor | None,
-    alibi_slopes: Tensor | None, ancestors: Tensor | None, positions: Tensor | None, max_query_len: int, scale: float,
+    k_scale: Tensor | None, v_scale: Tensor | None, sinks: Tensor | None, alibi_slopes: Tensor | None,
+    ancestors: Tensor | None, positions: Tensor | None, max_short_query: int, max_long_query: int, scale: float,
     window: int, soft_cap: float,
 ) -> Tensor:  # fmt: skip
     from nereid_kernels.triton_lang.paged_attention import Operands, launch_paged_attention
@@ -195,7 +209,7 @@ def _paged_attention(
         query, k_cache, v_cache, out, block_tables, cu_query_lens, seq_lens, k_scale, v_scale, sinks,
         alibi_slopes, ancestors, positions,
     )  # fmt: skip
-    for launch in launch_paged_attention(operands, max_query_len, scale, window, soft_cap):
+    for launch in launch_paged_attention(operands, max_short_query, max_long_query, scale, window, soft_cap):
         run(launch)
     return out
 

@@ -3,8 +3,7 @@
 Activations stay as they are (weight-only quantisation: LLM.int8's per-channel scales, Dettmers et al. 2022; groups as
 in GPTQ, Frantar et al. 2022, and AWQ, Lin et al. 2023). Batch invariant as matmul is; sums are kept in float32.
 
-int4 is packed two to a byte, in groups of consecutive inputs: byte j of a group holds input j in its low nibble and
-input j + group / 2 in its high one. A value q stands for (q - zero point) * scale; without zero points they are all 8.
+How int4 is packed says `nereid_kernels.formats`.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from torch import Tensor
 from nereid_kernels.backends import pick
 from nereid_kernels.checks import FLOATS, check_contiguous_rows, check_dtypes, check_same_device, check_shapes
 from nereid_kernels.cpu import quantised_matmul as cpu
+from nereid_kernels.formats import GROUPS, SYMMETRIC_ZERO, check_group, pack_int4
 from nereid_kernels.launch import run
 
-GROUPS = (32, 64, 128)
 _TINY = torch.finfo(torch.float32).tiny
 
 
@@ -27,7 +26,7 @@ def quantise_int8(weight: Tensor, group: int | None = None) -> tuple[Tensor, Ten
     scales: [out], or [out, in / group].  The error of an element is at most half its scale, but for float32 rounding.
     """
     if group is not None:
-        _check_group(weight.shape[1], group)
+        check_group(weight.shape[1], group)
     groups = weight.float().reshape(len(weight), -1 if group is not None else 1, group or weight.shape[1])
     scales = _scales(groups.abs().amax(dim=2) / 127) if groups.numel() else groups.new_ones(groups.shape[:2])
     quantised = (groups / scales[:, :, None]).round().clamp(-127, 127).to(torch.int8)
@@ -41,31 +40,17 @@ def quantise_int4(weight: Tensor, group: int, *, symmetric: bool = True) -> tupl
     scale = (max - min) / 15 over the group's values and 0.  The error of an element is at most half its scale where
     symmetric, one scale otherwise (both the value and the zero point are rounded), but for float32 rounding.
     """
-    _check_group(weight.shape[1], group)
+    check_group(weight.shape[1], group)
     groups = weight.float().reshape(len(weight), -1, group)
     if symmetric:
         scales = _scales(groups.abs().amax(dim=2) / 7)
-        zeros = torch.full_like(scales, 8)
+        zeros = torch.full_like(scales, SYMMETRIC_ZERO)
     else:
         low, high = groups.amin(dim=2).clamp(max=0), groups.amax(dim=2).clamp(min=0)
         scales = _scales((high - low) / 15)
         zeros = (-low / scales).round().clamp(0, 15)
     values = ((groups / scales[:, :, None]).round() + zeros[:, :, None]).clamp(0, 15).to(torch.uint8)
     return pack_int4(values.view(weight.shape), group), scales, None if symmetric else zeros.to(torch.uint8)
-
-
-def pack_int4(values: Tensor, group: int) -> Tensor:
-    """[out, in / 2] uint8 of values [out, in] uint8, each 0 to 15; the order is this module's."""
-    _check_group(values.shape[1], group)
-    low, high = values.view(len(values), -1, 2, group // 2).unbind(dim=2)
-    return (low | high << 4).view(len(values), -1)
-
-
-def unpack_int4(packed: Tensor, group: int) -> Tensor:
-    """What `pack_int4` packed: [out, in] uint8."""
-    _check_group(2 * packed.shape[1], group)
-    halves = packed.view(len(packed), -1, group // 2)
-    return torch.stack((halves & 15, halves >> 4), dim=2).view(len(packed), -1)
 
 
 def matmul_int8(x: Tensor, weight: Tensor, scales: Tensor, *, backend: str = "auto") -> Tensor:
@@ -99,13 +84,13 @@ def matmul_int4(
 ) -> Tensor:
     """x @ ((values - zero_points) * scales).T, [rows, out] of x's dtype.
 
-    x: [rows, in] float16, bfloat16 or float32; rows may be strided.  packed: [out, in / 2] uint8, contiguous, in the
-    order of `pack_int4`.  scales: [out, in / group] of a float dtype, contiguous.  zero_points: uint8, as scales.
+    x: [rows, in] float16, bfloat16 or float32; rows may be strided.  packed: [out, in / 2] uint8, contiguous, as
+    `formats.pack_int4` packs.  scales: [out, in / group] of a float dtype, contiguous.  zero_points: uint8, as scales.
     group: 32, 64 or 128; divides in.  Raises ValueError or TypeError, which name the argument.
     """
     zeros = {} if zero_points is None else {"zero_points": zero_points}
     sizes = _check(x, packed=packed, scales=scales, **zeros)
-    _check_group(sizes["in"], group)
+    check_group(sizes["in"], group)
     check_shapes(sizes, packed=(packed, ("out", sizes["in"] // 2)))
     for name, tensor in {"scales": scales, **zeros}.items():
         check_shapes(sizes, **{name: (tensor, ("out", sizes["in"] // group))})
@@ -131,11 +116,6 @@ def _check(x: Tensor, **weights: Tensor) -> dict[str, int]:
             raise ValueError(f"{name}: got strides {tensor.stride()}; allowed: contiguous")
     check_same_device(x=x, **weights)
     return sizes
-
-
-def _check_group(in_features: int, group: int) -> None:
-    if group not in GROUPS or in_features % group:
-        raise ValueError(f"group: got {group} for {in_features} inputs; allowed: 32, 64 or 128, which divides them")
 
 
 @torch.library.custom_op("nereid_kernels::matmul_int8", mutates_args=())

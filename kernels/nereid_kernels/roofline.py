@@ -1,7 +1,8 @@
 """`python -m nereid_kernels.roofline`: the least time that each operation can take on a GPU, and what sets it.
 
-Always holds: nothing is measured. Bytes and operations are counted from the launches that a GPU of that architecture
-would get (`nereid_kernels.cost`), peaks are the vendors' published ones (Williams, Waterman and Patterson 2009).
+Always holds: nothing is measured, and every workload is either counted or named as left out. Bytes and operations are
+counted from the launches that a GPU of that architecture would get (`nereid_kernels.cost`), peaks are the vendors'
+published ones (Williams, Waterman and Patterson 2009).
 """
 
 from __future__ import annotations
@@ -58,18 +59,21 @@ class Point:
         return self.cost.flops / self.cost.distinct
 
 
-def points(gpus: Sequence[str]) -> list[Point]:
-    """Of the workloads whose kernels have a formula."""
-    found = []
+def points(gpus: Sequence[str]) -> tuple[list[Point], list[str]]:
+    """Those of the workloads whose kernels have a formula; the names of the others."""
+    found: list[Point] = []
+    left_out: list[str] = []
     for name in gpus:
         for (operation, shape), make in WORKLOADS.items():
             launches = make(torch.device("meta"), GPUS[name].architecture)
             if all(map(has_formula, launches)):
                 found.append(Point(operation, shape, name, count(launches)))
-    return found
+            elif (words := f"{operation} {shape}") not in left_out:
+                left_out.append(words)
+    return found, left_out
 
 
-def format_table(found: Sequence[Point]) -> str:
+def format_table(found: Sequence[Point], left_out: Sequence[str] = ()) -> str:
     rows: list[tuple[str, ...]] = [
         ("operation", "shape", "GPU", "MB asked", "MB memory", "GFLOP", "floor us", "bound by")
     ]
@@ -81,7 +85,10 @@ def format_table(found: Sequence[Point]) -> str:
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     used = sorted({point.gpu for point in found})
     sources = [f"{n}: {GPUS[n].bandwidth / 1e12:g} TB/s, {GPUS[n].bf16 / 1e12:g} TFLOP/s bf16 dense" for n in used]
-    return "\n".join([*lines, "", *(f"{s} ({GPUS[n].source})" for n, s in zip(used, sources, strict=True))])
+    lines += ["", *(f"{s} ({GPUS[n].source})" for n, s in zip(used, sources, strict=True))]
+    if left_out:
+        lines += ["", f"left out, since values decide what they read and write: {', '.join(left_out)}"]
+    return "\n".join(lines)
 
 
 _WIDTH, _HEIGHT, _MARGIN = 760, 480, 60
@@ -132,8 +139,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if importlib.util.find_spec("triton") is None:
         print("roofline: needs the package triton, of which a launch is made", file=sys.stderr)
         return 1
-    found = points(options.gpu or list(GPUS))
-    print(format_table(found))
+    found, left_out = points(options.gpu or list(GPUS))
+    print(format_table(found, left_out))
     if options.plot:
         options.plot.write_text(format_plot(found), "utf-8")
     return 0

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from nereid_kernels.backends import pick
 from nereid_kernels.checks import check_contiguous_rows, check_dtypes, check_same_device, check_shapes
+from nereid_kernels.cpu import sample as cpu
 from nereid_kernels.launch import run
-from nereid_kernels.reference import sample as reference
 
 _PARAMETERS = (torch.float32, torch.float64)
 
@@ -37,8 +37,8 @@ def sample(
     float32 or float64; 1 is off.  keys: [rows] int64, of the noise.
 
     Reads of a row, each 4 * vocab bytes, the first from memory and the others from a cache that holds it: 1 greedy, 2
-    random, and up to 8 for top_k and 9 for top_p (fewer as soon as the bound lies between two tokens). On the CPU the
-    definition itself runs, row by row.  Raises ValueError or TypeError, which name the argument.
+    random, and up to 8 for top_k and 9 for top_p (fewer as soon as the bound lies between two tokens).
+    Raises ValueError or TypeError, which name the argument.
     """
     parameters = {"temperature": temperature, "min_p": min_p, "top_k": top_k, "top_p": top_p, "keys": keys}
     sizes: dict[str, int] = {}
@@ -52,7 +52,7 @@ def sample(
     if not 0 < sizes["vocab"] < 2**31:
         raise ValueError(f"logits: got a vocabulary of {sizes['vocab']}; allowed: 1 to 2**31 - 1")
     if pick(check_same_device(logits=logits, **parameters), backend) == "cpu":
-        return reference.sample(logits, temperature, min_p, top_k, top_p, keys)
+        return cpu.sample(logits, temperature, min_p, top_k, top_p, keys)
     drawn: tuple[Tensor, Tensor] = _sample(logits, temperature, min_p, top_k, top_p, keys)
     return drawn
 

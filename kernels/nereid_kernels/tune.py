@@ -2,6 +2,10 @@
 
 Owns the lists of candidates. Always holds: only rows of this GPU's architecture are written, everything else in the
 table stays as it is, and a serving process never measures anything: it reads the table.
+
+Every kernel of the table is tuned, but only where workloads exist: in bfloat16, attention with heads of 128. All other
+rows (float32, wider heads, other architectures, `any`) are chosen without a GPU, by the figures of the compiled code:
+no spilled registers, shared memory that fits, pipelined loads, matrix units in use.
 """
 
 from __future__ import annotations
@@ -22,6 +26,9 @@ from nereid_kernels.backends import is_interpreting
 from nereid_kernels.launch import TABLE, Config, Launch, architecture_of, override, run
 from nereid_kernels.workloads import WORKLOADS, Make
 
+Tiles = Mapping[str, tuple[int, ...]]
+"""Constexpr arguments by name, and what is tried for each."""
+
 _KEY = ("kernel", "architecture", "itemsize", "size")
 
 
@@ -35,7 +42,7 @@ class Problem:
     make: Make
     num_warps: tuple[int, ...]
     num_stages: tuple[int, ...] = (1,)
-    tiles: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    tiles: Tiles = field(default_factory=dict)
 
     def candidates(self) -> list[Config]:
         return [
@@ -46,21 +53,63 @@ class Problem:
 
 
 def _problems() -> Iterator[Problem]:
-    for size, shape in (2048, "1024 x 2048"), (8192, "1024 x 4096"), (0, "1024 x 16384"):
-        yield Problem("rms_norm", 0, size, WORKLOADS["rms_norm", shape], (1, 2, 4, 8, 16, 32))
-    tiles = {"BLOCK_M": (64, 128), "BLOCK_N": (64, 128, 256), "BLOCK_K": (32, 64), "GROUP_M": (8,)}
+    yield from _products()
+    yield from _attention()
+    yield from _elementwise()
+
+
+def _products() -> Iterator[Problem]:
+    tiles: Tiles = {"BLOCK_M": (64, 128), "BLOCK_N": (64, 128, 256), "BLOCK_K": (32, 64), "GROUP_M": (8,)}
     yield Problem("matmul", 2, 0, WORKLOADS["matmul", "512 x 4096 x 14336"], (4, 8), (3, 4), tiles)
+    tiles = {"BLOCK_M": (16, 32, 64), "BLOCK_N": (64, 128), "BLOCK_K": (64, 128), "GROUP_M": (8,)}
+    int8, int4 = (WORKLOADS["quantised_matmul", f"{name} 64 x 4096 x 14336"] for name in ("int8", "int4"))
+    yield Problem("matmul_int8", 2, 0, int8, (4, 8), (3, 4), tiles)
+    tiles = {name: sizes for name, sizes in tiles.items() if name != "BLOCK_K"}  # a step is a group of inputs
+    yield Problem("matmul_int4", 2, 0, int4, (4, 8), (3, 4), tiles)
+
+
+def _attention() -> Iterator[Problem]:
+    """Short queries by decode and by verification, since one row serves both."""
     decode, prefill = "decode 64 x 4096", "prefill 8192"
-    for kind, shape, block_m in ("short", decode, (16, 64)), ("long", prefill, (64, 128)):
-        tiles = {"BLOCK_M": block_m, "TILE": (32, 64, 128)}
-        make = WORKLOADS["paged_attention", shape]
-        yield Problem(f"paged_attention_{kind}", 2, 128, make, (4, 8), (2, 3, 4), tiles)
+    short = _together(WORKLOADS["paged_attention", decode], WORKLOADS["paged_attention", "verify 64 x 16, 4096"])
+    tiles: Tiles = {"BLOCK_M": (16, 32, 64), "TILE": (32, 64, 128)}
+    yield Problem("paged_attention_short", 2, 128, short, (4, 8), (2, 3, 4), tiles)
+    tiles = {"BLOCK_M": (64, 128), "TILE": (32, 64, 128)}
+    yield Problem("paged_attention_long", 2, 128, WORKLOADS["paged_attention", prefill], (4, 8), (2, 3, 4), tiles)
     tiles = {"MIN_SPLIT": (128, 256, 512), "MAX_SPLITS": (32, 64)}
     yield Problem("paged_attention_splits", 0, 0, WORKLOADS["paged_attention", decode], (1,), (1,), tiles)
     tiles = {"BLOCK_M": (16, 64), "BLOCK_N": (32, 64)}
     yield Problem("mla_attention_long", 2, 0, WORKLOADS["mla_attention", prefill], (4, 8), (2, 3), tiles)
-    tiles |= {"MIN_SPLIT": (256, 512), "MAX_SPLITS": (16, 32)}
-    yield Problem("mla_attention_short", 2, 0, WORKLOADS["mla_attention", decode], (4, 8), (2, 3), tiles)
+    short = _together(WORKLOADS["mla_attention", decode], WORKLOADS["mla_attention", "verify 64 x 8, 4096"])
+    tiles = {**tiles, "MIN_SPLIT": (256, 512), "MAX_SPLITS": (16, 32)}
+    yield Problem("mla_attention_short", 2, 0, short, (4, 8), (2, 3), tiles)
+    reduced = WORKLOADS["mla_attention", decode]
+    yield Problem("mla_attention_reduction", 0, 0, reduced, (2, 4, 8), tiles={"BLOCK_ROWS": (1, 2, 4)})
+
+
+def _elementwise() -> Iterator[Problem]:
+    """What multiplies no matrices."""
+    for size, shape in (2048, "1024 x 2048"), (8192, "1024 x 4096"), (0, "1024 x 16384"):
+        yield Problem("rms_norm", 0, size, WORKLOADS["rms_norm", shape], (1, 2, 4, 8, 16, 32))
+    heads, wide = {"BLOCK_HEADS": (1, 2, 4, 8)}, {"BLOCK": (1024, 2048, 4096)}
+    for kernel in ("kv_write", "qk_norm_rope_kv_write"):
+        yield Problem(kernel, 0, 0, WORKLOADS[kernel, "8192 tokens"], (1, 2, 4), tiles=heads)
+    for kernel, operation, shape in (
+        ("gated_activation", "gated_activation", "8192 x 14336"),
+        ("copy_blocks", "block_ops", "copy 1024 blocks"),
+        ("penalties", "penalties", "64 rows"),
+        ("grammar_mask", "grammar_mask", "64 rows"),
+        ("sample", "sample", "top_p 64"),
+        ("verify_draft", "verify_draft", "64 x 4"),
+    ):
+        yield Problem(kernel, 0, 0, WORKLOADS[operation, shape], (4, 8, 16), tiles=wide)
+    bias = WORKLOADS["penalties", "bias 64 x 64"]
+    yield Problem("bias", 0, 0, bias, (1, 2), tiles={"BLOCK": (64, 128)})
+
+
+def _together(*makes: Make) -> Make:
+    """The launches of several workloads, one after the other."""
+    return lambda device, architecture=None: [launch for make in makes for launch in make(device, architecture)]
 
 
 PROBLEMS = tuple(_problems())

@@ -18,7 +18,7 @@ from nereid.model_runner import ModelRunner
 from nereid.request import Request, SamplingParams
 from nereid.sampling.noise import noise_key
 from nereid.scheduler import Advance, Scheduler
-from nereid_kernels.reference.noise import gumbel
+from nereid_kernels.draw_noise import gumbel
 from tests.conftest import TOLERANCES
 
 VOCAB = 257

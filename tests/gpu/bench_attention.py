@@ -16,15 +16,15 @@ from pathlib import Path
 
 import torch
 
-from nereid_kernels import workloads as work
 from nereid_kernels.backends import is_interpreting
 from nereid_kernels.cost import count
 from nereid_kernels.launch import Launch
+from nereid_kernels.splitting import SPLIT_QUERY
+from nereid_kernels.workloads import layers
 from tests.gpu import opponents
 from tests.gpu.measure import Peaks, Row, Timer, failure, make_row, measure_peaks, median_s, place, starter, table
 
 _SPARE_BYTES = 6 << 30  # beside the cache: what splits leave, results, what flushes the caches
-_SPLIT_QUERY = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Point:
 
     @property
     def kind(self) -> str:
-        kind = "decode" if self.query_len == 1 else "verify" if self.query_len <= _SPLIT_QUERY else "prefill"
+        kind = "decode" if self.query_len == 1 else "verify" if self.query_len <= SPLIT_QUERY else "prefill"
         return f"MLA {kind}" if self.operation == "mla_attention" else kind
 
     @property
@@ -61,7 +61,7 @@ class Point:
 
     def launches(self, device: torch.device, architecture: str | None = None) -> Sequence[Launch]:
         lengths = {"seqs": self.seqs, "query_len": self.query_len, "seq_len": self.seq_len}
-        make = work.mla_attention if self.operation == "mla_attention" else work.paged_attention
+        make = layers.mla_attention if self.operation == "mla_attention" else layers.paged_attention
         return make(device, architecture, **lengths, heads=self.heads)
 
 
@@ -166,9 +166,10 @@ def compare(
 ) -> list[Row]:
     """With other kernels for paged_attention's problems."""
     rows, distinct = [], count(launches).distinct
+    arguments = next(launch.arguments for launch in launches if launch.name == "paged_attention")
     for name, opponent in others.items():
         try:
-            seconds = timer(opponent(launches[0].arguments))
+            seconds = timer(opponent(arguments))
             rows.append(make_row(point.operation, point.shape, name, seconds, peaks, distinct, point.flops))
         except Exception as error:  # whatever another's kernel raises is its result
             rows.append(Row(point.operation, point.shape, name, note=failure(error)))

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nereid_kernels.paged_attention import TreeMask, paged_attention, plan_paged_attention
+from nereid_kernels.paged_attention import MAX_TREE, TreeMask, paged_attention, plan_paged_attention
 from nereid_kernels.reference import paged_attention as reference
 from tests.kernels.bounds import assert_as_good_as_plain
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One call. sequences: (query length, sequence length) each."""
+    """One call. sequences: (query length, sequence length) each.  sizes: of queries, keys and values; 1 is normal."""
 
     sequences: tuple[tuple[int, int], ...]
     heads: int = 4
@@ -35,6 +35,7 @@ class Case:
     sinks: bool = False
     alibi: bool = False
     tree: bool = False
+    sizes: tuple[float, float, float] = (1.0, 1.0, 1.0)
 
 
 MIXED = ((1, 1), (4, 131), (40, 60), (0, 0), (16, 300))
@@ -45,14 +46,16 @@ def quantised(x: Tensor, dtype: torch.dtype, scale: Tensor) -> Tensor:
     return scaled.round().clamp(-127, 127).to(dtype) if dtype == torch.int8 else scaled.to(dtype)
 
 
-def make_scale(case: Case, num_blocks: int) -> Tensor:
+def make_scale(case: Case, num_blocks: int, size: float) -> Tensor:
     shapes = {"tensor": (1,), "head": (case.kv_heads,), "token": (num_blocks, case.kv_heads, case.block_size)}
     base = 0.03 if case.cache_dtype == torch.int8 else 0.1
-    return base * (0.5 + torch.rand(shapes[case.scales]))
+    return size * base * (0.5 + torch.rand(shapes[case.scales]))
 
 
 def random_tree(query_len: int, context_len: int) -> tuple[list[int], list[int]]:
-    """Ancestors and positions of a tree whose tokens come after their parents."""
+    """Ancestors and positions of a tree whose tokens come after their parents; a chunk's where it is too large."""
+    if query_len > MAX_TREE:
+        return [0] * query_len, list(range(context_len, context_len + query_len))
     ancestors, positions = [1], [context_len]
     for token in range(1, query_len):
         parent = random.randrange(token)
@@ -62,7 +65,8 @@ def random_tree(query_len: int, context_len: int) -> tuple[list[int], list[int]]
 
 
 class Inputs:
-    """Tensors of a case; blocks are handed out in random order, and every slot that is not in use holds NaN."""
+    """Tensors of a case. Blocks are handed out in random order; every slot that is not in use, or that lies before
+    every window, holds NaN, and a block that lies before it as a whole is the null block."""
 
     def __init__(self, case: Case) -> None:
         random.seed(1)
@@ -71,41 +75,41 @@ class Inputs:
         num_blocks = sum(needed) + 3
         free = random.sample(range(1, num_blocks), num_blocks - 1)
         self.tables = [[free.pop() for _ in range(n)] for n in needed]
-        self.query = torch.randn(sum(self.query_lens), case.heads, case.head_dim).to(case.dtype)
+        query_size, *kv_sizes = case.sizes
+        self.query = (query_size * torch.randn(sum(self.query_lens), case.heads, case.head_dim)).to(case.dtype)
         cache_dtype = case.cache_dtype or case.dtype
-        self.scales = [make_scale(case, num_blocks) if case.cache_dtype else None for _ in range(2)]
+        self.scales = [make_scale(case, num_blocks, size) if case.cache_dtype else None for size in kv_sizes]
         # Layer 1 of 2, so that the block stride is not the product of the inner sizes.
         shape = (num_blocks, 2, 2, case.kv_heads, case.block_size, case.head_dim)
         pool = torch.full(shape, 100 if cache_dtype == torch.int8 else math.nan, dtype=torch.float32).to(cache_dtype)
         self.caches = (pool[:, 1, 0], pool[:, 1, 1])
-        for cache, scale in zip(self.caches, self.scales, strict=True):
-            self._fill(case, cache, scale)
+        used = torch.zeros(num_blocks, case.block_size, dtype=torch.bool)
+        for table, (query_len, seq_len) in zip(self.tables, case.sequences, strict=True):
+            lowest = max(0, seq_len - query_len - case.window + 1) if case.window else 0
+            self._fill(case, table, lowest, seq_len, kv_sizes, used)
+            table[: lowest // case.block_size] = [0] * (lowest // case.block_size)
         if case.scales == "token":
-            self._spoil_unused(case)
+            for scale in self.scales:
+                if scale is not None:
+                    scale.masked_fill_(~used[:, None], math.nan)
         self.options: dict[str, Any] = {"window": case.window, "soft_cap": case.soft_cap}
         self.options["sinks"] = torch.randn(case.heads) if case.sinks else None
         self.options["alibi_slopes"] = torch.rand(case.heads) * 0.1 if case.alibi else None
         self.tree = self._tree() if case.tree else None
 
-    def _fill(self, case: Case, cache: Tensor, scale: Tensor | None) -> None:
-        for table, seq_len in zip(self.tables, self.seq_lens, strict=True):
-            for position in range(seq_len):
-                block, slot = table[position // case.block_size], position % case.block_size
-                row = torch.randn(case.kv_heads, case.head_dim)
-                if scale is None:
-                    cache[block, :, slot] = row.to(cache.dtype)
-                else:
-                    by_head = scale[block, :, slot] if scale.dim() == 3 else scale.expand(case.kv_heads)
-                    cache[block, :, slot] = quantised(row, cache.dtype, by_head[:, None])
-
-    def _spoil_unused(self, case: Case) -> None:
-        for scale in self.scales:
+    def _fill(self, case: Case, table: list[int], lowest: int, seq_len: int, sizes: list[float], used: Tensor) -> None:
+        """Keys and values of the positions from `lowest` on."""
+        positions = torch.arange(lowest, seq_len)
+        blocks = torch.tensor(table, dtype=torch.int64)[positions // case.block_size]
+        slots = positions % case.block_size
+        used[blocks, slots] = True
+        for cache, scale, size in zip(self.caches, self.scales, sizes, strict=True):
+            rows = size * torch.randn(len(positions), case.kv_heads, case.head_dim)
             if scale is not None:
-                used = torch.zeros(scale.shape[0], scale.shape[2], dtype=torch.bool)
-                for table, seq_len in zip(self.tables, self.seq_lens, strict=True):
-                    for position in range(seq_len):
-                        used[table[position // case.block_size], position % case.block_size] = True
-                scale.masked_fill_(~used[:, None], math.nan)
+                by_head = scale[blocks, :, slots] if scale.dim() == 3 else scale.expand(case.kv_heads)
+                rows = quantised(rows, cache.dtype, by_head[..., None])
+            bits = torch.uint8 if cache.element_size() == 1 else cache.dtype  # PyTorch cannot scatter float8
+            cache.view(bits)[blocks, :, slots] = rows.to(cache.dtype).view(bits)
 
     def _tree(self) -> TreeMask:
         ancestors, positions = [], []
@@ -147,7 +151,8 @@ class Inputs:
 def check(case: Case, backend: str = "triton_lang") -> None:
     inputs = Inputs(case)
     result = inputs.run(case, backend)
-    assert_as_good_as_plain(result, inputs.expected(case, torch.float64), inputs.expected(case, case.dtype))
+    exact, plain = inputs.expected(case, torch.float64), inputs.expected(case, case.dtype)
+    assert_as_good_as_plain(result, exact, plain, inputs.query_lens)
 
 
 FEATURES: dict[str, dict[str, Any]] = {

@@ -6,8 +6,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
 import torch
 
 from nereid_kernels.backends import is_interpreting
 
 collect_ignore = [] if is_interpreting() or torch.cuda.is_available() else ["triton_lang"]
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """How many threads PyTorch computes with on the CPU."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)

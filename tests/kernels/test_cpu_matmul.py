@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -15,14 +13,6 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SMOLLM2 = [(576, 960), (576, 3072), (1536, 576), (576, 576)]
 ODD = [(1, 1), (7, 3), (16, 2), (64, 1), (123, 45), (1, 64), (33, 100), (2049, 17), (123, 24), (16, 33), (4097, 130)]
 ROWS = (2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 33, 64, 129, 257, 513)
-
-
-@pytest.fixture(params=[1, 2, 3])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

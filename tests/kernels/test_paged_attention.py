@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nereid_kernels.kv_write import kv_write, plan_kv_write
-from nereid_kernels.paged_attention import paged_attention, plan_paged_attention
+from nereid_kernels.paged_attention import TreeMask, paged_attention, plan_paged_attention
 from tests.kernels.attention_cases import FEATURES, Case, Inputs, check
 
 MANY = tuple((1, n) for n in (1, 2, 6, 7, 8, 15, 16, 17, 33, 100)) + ((5, 129), (7, 7), (0, 3), (64, 200))
@@ -38,9 +38,9 @@ def test_deterministic_bits_depend_on_the_sequence_alone(
 ) -> None:
     """A sequence of 600 tokens whole, in chunks of any size, and token by token beside other sequences."""
     heads, kv_heads, head_dim = shape
-    case = Case(((600, 600), (0, 300), (0, 37)), heads, kv_heads, head_dim, 16, dtype, **FEATURES[feature])
+    case = Case(((600, 600), (1, 300), (1, 37)), heads, kv_heads, head_dim, 16, dtype, **FEATURES[feature])
     inputs = Inputs(case)
-    whole_query, tables, view = inputs.query, inputs.tables, inputs.caches[0]
+    whole_query, tables, view = inputs.query[:600], inputs.tables, inputs.caches[0]
     others = torch.randn(2, heads, head_dim).to(dtype)
 
     def attend(query: torch.Tensor, lens: list[int], ends: list[int], used: list[list[int]]) -> torch.Tensor:
@@ -83,3 +83,13 @@ def test_a_pool_of_another_layout_is_refused() -> None:
     pool = torch.zeros(4, 8, 2, 4).transpose(1, 2)  # slots before heads
     with pytest.raises(ValueError, match="block-major"):
         plan_kv_write(torch.tensor([1]), pool)
+
+
+def test_row_that_sees_nothing_gives_zeros() -> None:
+    """By SDPA, by tiles (a soft cap), and with ALiBi."""
+    for options in ({}, {"soft_cap": 5.0}, {"alibi": True}):
+        case = Case(((3, 20),), tree=True, window=4, **options)
+        inputs = Inputs(case)
+        inputs.tree = TreeMask(torch.tensor([0, 2, 4]), torch.tensor([1000, 1000, 17], dtype=torch.int32))
+        result = inputs.run(case, "cpu")
+        assert result[0].eq(0).all() and result[1:].ne(0).all(), options

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -10,6 +14,8 @@ import torch
 
 from nereid_kernels import launch, roofline, tune
 from nereid_kernels.cost import Cost
+from nereid_kernels.workloads import WORKLOADS
+from tests.kernels.test_interpreted import operations
 
 HEADER = "kernel,architecture,itemsize,size,num_warps,num_stages,tiles\n"
 
@@ -23,6 +29,23 @@ def test_candidates_are_the_whole_grid() -> None:
     assert len({str(config) for config in found}) == len(found) == 2 * 3 * 2
     assert all(set(config.tiles) == {"BLOCK_M", "BLOCK_N"} for config in found)
     assert all(one.candidates() for one in tune.PROBLEMS)
+
+
+def test_every_kernel_of_the_table_is_tuned() -> None:
+    with launch.TABLE.open(encoding="utf-8") as file:
+        assert {row["kernel"] for row in csv.DictReader(file)} == {one.kernel for one in tune.PROBLEMS}
+
+
+def test_each_tile_of_attention_is_tried_where_it_is_not_cut_down() -> None:
+    """Short queries have tiles no wider than their rows."""
+    for one in tune.PROBLEMS:
+        if one.kernel.startswith("paged_attention_") and "BLOCK_M" in one.tiles:
+            tried = set()
+            for config in one.candidates():
+                with launch.override(one.kernel, config):
+                    launches = one.make(torch.device("meta"), "sm_90")
+                tried |= {item.arguments.get("BLOCK_M") for item in launches}
+            assert set(one.tiles["BLOCK_M"]) <= tried
 
 
 def test_an_override_replaces_the_table_for_its_kernel_alone() -> None:
@@ -71,6 +94,19 @@ def test_roofline_prints_every_operation_and_draws(tmp_path: Path, capsys: pytes
     plot = tmp_path / "roof.svg"
     assert roofline.main(["--gpu", "H200", "--plot", str(plot)]) == 0
     said = capsys.readouterr().out
-    assert all(words in said for words in ("rms_norm", "int4 64 x 4096", "verify 64 x 8, 4096", "mla_attention"))
+    counted, left_out = said.split("left out")
+    rows = [line for line in counted.splitlines() if "H200  " in line]
+    for operation, shape in WORKLOADS:
+        assert (f"{operation} {shape}" in left_out) != any(re.match(f"{operation} +{shape} ", row) for row in rows)
+    assert {operation for operation, _ in WORKLOADS} == operations()
+    assert all(words not in left_out for words in ("attention", "matmul", "norm", "kv_write", "copy"))
     assert "55.93" in said and "H100" not in said
     assert ElementTree.parse(plot).getroot().tag.endswith("svg")
+
+
+def test_without_triton_lang_roofline_says_so_in_one_line() -> None:
+    """In a process of its own, where the package cannot be imported."""
+    program = "import sys; sys.modules['triton'] = None; from nereid_kernels.roofline import main; sys.exit(main([]))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (1, "") and done.stderr.startswith("roofline: needs the package triton")
+    assert done.stderr.count("\n") == 1

@@ -74,8 +74,8 @@ KERNELS = (
 )
 BUDGET = 24
 # The first fills a step, so that the others wait for the next: then 23 tokens of the second go beside the first's one,
-# and again, and then its last 4 beside 19 of the third.
-PROMPT_LENS = (BUDGET, 2 * (BUDGET - 1) + 4, 30, 5)
+# and again, and then its last 4 beside 19 of the third, whose context grows long enough to be split.
+PROMPT_LENS = (BUDGET, 2 * (BUDGET - 1) + 4, 90, 5)
 MIXED = [1, 4, BUDGET - 5]
 MAX_TOKENS = 6
 

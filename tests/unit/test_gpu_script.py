@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import os
 import subprocess
@@ -50,6 +51,21 @@ def test_every_operation_is_timed() -> None:
     package = Path(nereid_kernels.__file__).parent
     kernels = {file.stem for file in package.glob("triton_lang/*.py")}
     assert {operation for operation, _ in WORKLOADS} == {f.stem for f in package.glob("[!_]*.py")} & kernels
+
+
+def test_every_kernel_is_timed() -> None:
+    """By its function that makes a launch."""
+    package = Path(nereid_kernels.__file__).parent
+    made = {name for file in package.glob("triton_lang/*.py") for name in find_launchers(file)}
+    used = {name for file in package.glob("workloads/*.py") for name in find_launchers(file, ast.ImportFrom)}
+    assert made == used and len(made) > 15
+
+
+def find_launchers(file: Path, kind: type[ast.AST] = ast.FunctionDef) -> set[str]:
+    nodes = [node for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, kind)]
+    names = [alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names]
+    names += [node.name for node in nodes if isinstance(node, ast.FunctionDef)]
+    return {name for name in names if name.startswith("launch_")}
 
 
 @pytest.mark.parametrize("name", WORKLOADS, ids=str)

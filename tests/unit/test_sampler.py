@@ -10,7 +10,7 @@ import torch
 
 from nereid.sampling.noise import noise_key
 from nereid.sampling.sampler import SamplingRow, sample
-from nereid_kernels.reference.noise import gumbel, uniform
+from nereid_kernels.draw_noise import gumbel, uniform
 
 VOCAB = 1000
 

@@ -102,6 +102,17 @@ def test_kernels_stand_on_torch_and_triton_alone() -> None:
         assert foreign <= sys.stdlib_module_names, f"{path.name}: {foreign}"
 
 
+def test_a_definition_is_imported_by_nothing_that_it_judges() -> None:
+    """Nor do kernels and their twins on the CPU share code. verify_draft has no twin but its definition."""
+    kernels = ROOT / "kernels" / "nereid_kernels"
+    implementations = {"reference", "cpu", "triton_lang"}
+    for path in [*kernels.rglob("*.py"), *SOURCES]:
+        room = path.relative_to(kernels).parts[0] if kernels in path.parents else "backend"
+        others = implementations - {room} if room in implementations else {"reference"}
+        used = {name.split(".")[1] for name in imports_of(path) if name.startswith("nereid_kernels.")}
+        assert room == "verify_draft.py" or not used & others, f"{path}: {used & others}"
+
+
 def test_serving_does_not_import_transformers() -> None:
     users = {path.name for path in SOURCES if any(n.split(".")[0] == "transformers" for n in imports_of(path))}
     assert not users

@@ -20,7 +20,7 @@ from nereid_kernels.rms_norm import add_rms_norm, rms_norm
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """backend: of `nereid_kernels.backends`.  deterministic: products whose rows do not depend on each other."""
+    """backend: of `nereid_kernels.backends`.  deterministic: rows do not depend on each other."""
 
     backend: str = "auto"
     deterministic: bool = False
@@ -44,7 +44,7 @@ class Kernels:
 
     def gated_silu(self, gate_up: Tensor) -> Tensor:
         """silu(gate) * up, where gate_up [rows, 2 * n] holds both."""
-        return gated_activation(gate_up, "silu", backend=self.backend)
+        return gated_activation(gate_up, "silu", deterministic=self.deterministic, backend=self.backend)
 
 
 def rotary_table(head_dim: int, theta: float, num_positions: int) -> Tensor:

@@ -1,6 +1,6 @@
 """The key of a row's noise, a pure function of (seed, sequence index, position). Owns nothing, keeps no state.
 
-With the token id it decides the noise (`nereid_kernels.reference.noise`), which therefore does not depend on a
+With the token id it decides the noise (`nereid_kernels.draw_noise`), which therefore does not depend on a
 request's batch, on what was drawn before, or on preemption. Hashed by the finaliser of SplitMix64 (Steele, Lea and
 Flood 2014).
 """

@@ -1,7 +1,8 @@
 """What a launch costs: bytes and operations, by formulas over its arguments. Pure functions; nothing is run.
 
 Always holds: the formulas equal what the interpreter counts when it runs the same launch (tests/kernels/triton_lang/
-test_cost.py). Left out are indices (int32 and int64 tensors: lengths, block tables, positions), a few bytes each.
+test_cost.py). Left out are indices (int32 and int64: lengths, block tables, slots, positions), a few bytes each. No
+formula have kernels that sample, verify drafts, mask and bias, since values decide what those read and write.
 Lengths decide what attention does, so those tensors must have values: on the CPU, while all others may be meta.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from nereid_kernels.cost import attention, dense
+from nereid_kernels.cost import attention, dense, elementwise
 from nereid_kernels.cost.cost import Cost, Formula
 from nereid_kernels.launch import Launch
 
@@ -22,6 +23,11 @@ _FORMULAS: Mapping[str, Formula] = MappingProxyType(
         "matmul": dense.matmul,
         "matmul_int8": dense.matmul_int8,
         "matmul_int4": dense.matmul_int4,
+        "gated_activation": elementwise.gated_activation,
+        "kv_write": elementwise.kv_write,
+        "qk_norm_rope_kv_write": elementwise.qk_norm_rope_kv_write,
+        "copy_blocks": elementwise.copy_blocks,
+        "penalties": elementwise.penalties,
         "paged_attention": attention.paged_attention,
         "paged_attention_reduce": attention.paged_attention_reduce,
         "mla_attention": attention.mla_attention,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nereid_kernels.cost.cost import Cost
+from nereid_kernels.splitting import SPLIT_QUERY
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +21,14 @@ class _Part:
 
 
 def _attend(parts: Sequence[_Part], row: int, key: int, stored: Callable[[_Part], int], tile: int, flops: int) -> Cost:
-    """Of one sequence. row, key: bytes of one.  stored: bytes that a part writes.  flops: of `tile` keys."""
+    """Of one sequence. row, key: bytes of one.  stored: bytes that a part writes.  flops: of `tile` keys, which begin
+    at a multiple of `tile`."""
     written = sum(map(stored, parts))
     return Cost(
         loaded=sum(len(part.rows) * row + len(part.keys) * key for part in parts),
         stored=written,
         distinct=_union(part.rows for part in parts) * row + _union(part.keys for part in parts) * key + written,
-        flops=sum(-(-len(part.keys) // tile) for part in parts) * flops,
+        flops=sum(-(-part.keys.stop // tile) - part.keys.start // tile for part in parts if part.keys) * flops,
     )
 
 
@@ -54,30 +56,33 @@ def _ceil(value: int, step: int) -> int:
 # ---- paged_attention
 
 
+def _paged_seqs(a: Mapping[str, Any], num_seqs: int) -> Iterator[tuple[int, int]]:
+    """(query_len, seq_len) of the sequences of a round that splits them, num_seqs in number."""
+    first = a["first_seq"]
+    return ((query, keys) for query, keys in _lengths(a)[first : first + num_seqs] if query <= SPLIT_QUERY)
+
+
 def _paged_split_range(a: Mapping[str, Any], query_len: int, seq_len: int) -> tuple[int, int, int]:
     """(first key, keys a split, number of splits)."""
     window, tile = a["WINDOW"], a["TILE"]
     first = max(seq_len - query_len - window + 1, 0) // tile * tile if window else 0
     length = seq_len - first
-    per_split = max(length, 1)
-    if query_len <= a["SPLIT_QUERY"]:
-        per_split = max(_ceil(-(-length // a["MAX_SPLITS"]), tile), a["MIN_SPLIT"])
+    per_split = max(_ceil(-(-length // a["MAX_SPLITS"]), tile), a["MIN_SPLIT"])
     return first, per_split, -(-length // per_split)
 
 
 def _paged_parts(a: Mapping[str, Any], query_len: int, seq_len: int) -> Iterator[_Part]:
     """Of one KV head."""
-    group, window, tile = a["GROUP"], a["WINDOW"], a["TILE"]
+    group, window = a["GROUP"], a["WINDOW"]
     is_tree, context_len = a["ancestors_ptr"] is not None, seq_len - query_len
-    first, per_split, num_splits = _paged_split_range(a, query_len, seq_len)
+    first, per_split, num_splits = _paged_split_range(a, query_len, seq_len) if a["SHORT"] else (0, seq_len, 1)
     block_q = a["BLOCK_M"] // group
     for token in range(0, query_len, block_q):
         last_token = min(token + block_q, query_len)
+        lowest = max(context_len + (0 if is_tree else token) - window + 1, 0) if window else 0
+        highest = seq_len if is_tree else context_len + last_token
         for split in range(max(num_splits, 1)):
-            start, end = first + split * per_split, min(first + (split + 1) * per_split, seq_len)
-            if not is_tree:
-                start = max(start, max(context_len + token - window + 1, 0) // tile * tile) if window else start
-                end = min(end, context_len + last_token)
+            start, end = max(first + split * per_split, lowest), min(first + (split + 1) * per_split, highest)
             yield _Part(range(token * group, last_token * group), range(start, max(start, end)), num_splits <= 1)
 
 
@@ -88,7 +93,8 @@ def paged_attention(a: Mapping[str, Any], grid: tuple[int, ...]) -> Cost:
     whole, partial = head_dim * a["out_ptr"].element_size(), 4 * (head_dim + 2)
     flops = 2 * (2 * a["BLOCK_M"] * a["TILE"] * a["BLOCK_D"])
     total = Cost()
-    for query_len, seq_len in _lengths(a):
+    long = ((query, keys) for query, keys in _lengths(a) if query > SPLIT_QUERY)
+    for query_len, seq_len in _paged_seqs(a, grid[0] // a["tiles_per_seq"]) if a["SHORT"] else long:
         parts = list(_paged_parts(a, query_len, seq_len))
         cost = _attend(parts, row, key, lambda p: len(p.rows) * (whole if p.is_whole else partial), a["TILE"], flops)
         total += (cost + Cost(loaded=_per_head_bytes(a, parts))).times(kv_heads)
@@ -106,9 +112,9 @@ def _per_head_bytes(a: Mapping[str, Any], parts: Sequence[_Part]) -> int:
 
 def paged_attention_reduce(a: Mapping[str, Any], grid: tuple[int, ...]) -> Cost:
     heads, head_dim, total = grid[2], a["HEAD_DIM"], Cost()
-    for query_len, seq_len in _lengths(a):
+    for query_len, seq_len in _paged_seqs(a, grid[0]):
         num_splits = _paged_split_range(a, query_len, seq_len)[2]
-        if query_len <= a["SPLIT_QUERY"] and num_splits > 1:
+        if num_splits > 1:
             loaded = query_len * heads * num_splits * 4 * (head_dim + 2)
             stored = query_len * heads * head_dim * a["out_ptr"].element_size()
             total += Cost(loaded, stored, loaded + stored)
@@ -128,10 +134,10 @@ def _mla_tiles(a: Mapping[str, Any], grid: tuple[int, ...]) -> Iterator[tuple[in
         tiles = [(s, n) for s, (q, _) in enumerate(lengths) for n in range(-(-q * a["HEADS"] // a["BLOCK_M"]))]
     for seq, tile in tiles:
         query_len, seq_len = lengths[seq]
-        is_ours = (query_len <= a["SPLIT_QUERY_LEN"]) == a["SHORT"]
-        if is_ours and seq_len and tile * a["BLOCK_M"] < query_len * a["HEADS"]:
+        is_ours = (query_len <= SPLIT_QUERY) == a["SHORT"]
+        if is_ours and tile * a["BLOCK_M"] < query_len * a["HEADS"]:
             per_split = _ceil(-(-seq_len // a["MAX_SPLITS"]), a["BLOCK_N"])
-            split = max(a["MIN_SPLIT"], per_split) if a["SHORT"] else seq_len
+            split = max(a["MIN_SPLIT"], per_split) if a["SHORT"] else max(seq_len, 1)
             yield seq, query_len, seq_len, tile * a["BLOCK_M"], split
 
 
@@ -144,7 +150,7 @@ def mla_attention(a: Mapping[str, Any], grid: tuple[int, ...]) -> Cost:
     for seq, query_len, seq_len, first_row, split in _mla_tiles(a, grid):
         rows = range(first_row, min(first_row + block_m, query_len * heads))
         seen = min(seq_len, seq_len - query_len + (first_row + block_m - 1) // heads + 1)
-        for start in range(0, seq_len, split):
+        for start in range(0, max(seq_len, 1), split):
             keys = range(start, max(start, min(seen, start + split)))
             parts.setdefault(seq, []).append(_Part(rows, keys, split >= seq_len))
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nereid_kernels.cpu.layout import flat_rows, row_index
-from nereid_kernels.reference.kv_write import absmax_scale, quantise
+from nereid_kernels.formats import SMALLEST_SCALE, largest
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,16 @@ def kv_write(
 
 def _quantise_into(rows: Tensor, cache: Tensor, slots: Slots, scale: Tensor | None) -> None:
     """rows: [n, kv_heads, head_dim]."""
+    scaled, limit = rows.float(), largest(cache.dtype)
     if scale is not None and scale.dim() == 3:
-        new = absmax_scale(rows, cache.dtype)  # [n, kv_heads]
+        magnitudes = scaled.abs().nan_to_num_(nan=0.0)  # a NaN counts for nothing, an infinity as the largest float32
+        new = (magnitudes.amax(dim=-1) / limit).clamp_min_(SMALLEST_SCALE)  # [n, kv_heads]
         scale[slots.blocks, :, slots.offsets] = new
         scale = new
-    quantised = quantise(rows, None if scale is None else scale[..., None], cache.dtype)
+    if scale is not None:
+        scaled = scaled / scale[..., None]
+    scaled = scaled.clamp(-limit, limit)
+    if not cache.is_floating_point():
+        scaled = scaled.nan_to_num_(nan=0.0).round_()
     # As bytes: PyTorch cannot scatter float8.
-    cache.view(torch.uint8)[slots.blocks, :, slots.offsets] = quantised.view(torch.uint8)
+    cache.view(torch.uint8)[slots.blocks, :, slots.offsets] = scaled.to(cache.dtype).view(torch.uint8)

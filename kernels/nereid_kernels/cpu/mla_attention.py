@@ -42,4 +42,6 @@ def _attend(query: Tensor, keys: Tensor, scale: float, latent_dim: int) -> Tenso
     positions = torch.arange(len(keys))
     is_hidden = positions > len(keys) - q + torch.arange(q)[:, None]  # [q, c]
     scores.view(q, heads, -1).masked_fill_(is_hidden[:, None], -math.inf)
-    return (scores.softmax(dim=-1) @ keys[:, :latent_dim]).view(q, heads, latent_dim)
+    weights = scores.softmax(dim=-1)
+    weights.view(q, heads, -1).masked_fill_(is_hidden[:, None], 0.0)  # NaN in a row that sees no key
+    return (weights @ keys[:, :latent_dim]).view(q, heads, latent_dim)

@@ -20,6 +20,7 @@ from nereid_kernels.cpu.layout import flat_rows, row_index
 _KEY_TILE = 256
 _ROWS = 4
 _COLUMNS = 16
+_MAX_TREE = 64  # query tokens; a sequence of more is a chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +28,15 @@ class Bucket:
     """Sequences of one query length that share a call: n sequences, q query tokens each, at most c context tokens.
 
     query_rows: [n * q] rows of the step's queries.  context_rows: [n, kv_heads, c] rows of a layer's view; a slot past
-    a sequence's end points to its first slot, which is finite, and is masked.  seen: [n, 1, q, c] bool.
-    distance: [n, 1, q, c] int64, how many positions a key lies behind its query.
+    a sequence's end points to its last slot, which is finite, and is masked.  seen: [n, 1, q, c] bool.
+    distance: [n, 1, q, c] int64, how many positions a key lies behind its query.  last: [n] each one's last slot.
     """
 
     query_rows: Tensor
     context_rows: Tensor
     seen: Tensor
     distance: Tensor
+    last: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,8 @@ def paged_attention(
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, bucket: Bucket, scale: float, features: Features) -> Tensor:
     """[n * q, heads, head_dim]"""
+    if features.window:
+        bucket = _within(bucket, features.window)
     n, kv_heads, _ = bucket.context_rows.shape
     q = bucket.seen.shape[2]
     heads, head_dim = query.shape[1:]
@@ -99,11 +103,20 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, bucket: Bucket, scale: 
     return out.reshape(n * q, heads, head_dim)
 
 
+def _within(bucket: Bucket, window: int) -> Bucket:
+    """The bucket without the slots that lie before every window: they may be another's by now, or hold NaN."""
+    q, slots = bucket.seen.shape[2], torch.arange(bucket.seen.shape[3])
+    lowest = (bucket.last + 2 - q - window).clamp(min=0)  # [n]
+    first = int(lowest.min()) // _KEY_TILE * _KEY_TILE  # tiles stay where they are
+    last = bucket.last[:, None, None].expand(-1, bucket.context_rows.shape[1], 1)
+    rows = torch.where(slots < lowest[:, None, None], bucket.context_rows.gather(2, last), bucket.context_rows)
+    seen = bucket.seen & (bucket.distance < window)
+    return Bucket(bucket.query_rows, rows[:, :, first:], seen[..., first:], bucket.distance[..., first:], bucket.last)
+
+
 def _mask(bucket: Bucket, kv_heads: int, group: int, features: Features, dtype: torch.dtype) -> Tensor:
     """[n, 1 or kv_heads, group * q, c]: bool, true is seen; with ALiBi what is added to the scores."""
     seen = bucket.seen
-    if features.window:
-        seen = seen & (bucket.distance < features.window)
     if features.alibi_slopes is None:
         return seen.repeat(1, 1, group, 1) if seen.shape[2] > 1 else seen
     slopes = features.alibi_slopes.view(kv_heads, group, 1, 1)
@@ -176,18 +189,18 @@ def _bucket(
         used = -(-seq_lens[member] // block_size)
         tables[row, :used] = block_tables[member][:used]
     slots = torch.arange(context)
-    # A slot past the end reads the sequence's first slot instead: whatever lies unwritten, NaN too, is never read.
-    clipped = torch.where(slots < lens[:, None], slots, 0)
+    # A slot past the end reads the sequence's last slot instead: whatever lies unwritten, NaN too, is never read.
+    clipped = torch.minimum(slots, lens[:, None] - 1)
     rows = row_index(cache, tables.gather(1, clipped // block_size).view(-1), (clipped % block_size).view(-1))
     context_rows = rows.view(len(members), context, -1).transpose(1, 2).contiguous()
     query_rows = torch.tensor([starts[m] for m in members])[:, None] + torch.arange(q)  # [n, q]
     distance = (lens[:, None] - q + torch.arange(q))[:, :, None] - slots  # [n, q, c]
     seen = distance >= 0
-    if tree is not None and q > 1:  # which then is a bucket of one sequence; a single token sees itself in any case
+    if tree is not None and 1 < q <= _MAX_TREE:  # then of one sequence; a single token sees itself in any case
         context_len = context - q
         query_at = tree.positions[query_rows]  # [1, q]
         key_at = torch.cat((slots[None, :context_len], query_at), dim=1)  # [1, c]
         distance = query_at[:, :, None] - key_at[:, None]
         bits = (tree.ancestors[query_rows][:, :, None] >> torch.arange(q)) & 1  # [1, q, q]
         seen = torch.cat((torch.ones(1, q, context_len, dtype=torch.bool), bits.bool()), dim=2)
-    return Bucket(query_rows.view(-1), context_rows, seen[:, None], distance[:, None])
+    return Bucket(query_rows.view(-1), context_rows, seen[:, None], distance[:, None], lens - 1)

@@ -8,12 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # so that a row of zeros is divided by something
-
-
-def largest(dtype: torch.dtype) -> float:
-    """The largest finite value of a quantised cache's dtype; int8 is used from -127 to 127."""
-    return float(torch.finfo(dtype).max if dtype.is_floating_point else torch.iinfo(dtype).max)
+from nereid_kernels.formats import QUANTISED, SMALLEST_SCALE, largest
 
 
 def absmax_scale(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -22,7 +17,7 @@ def absmax_scale(x: Tensor, dtype: torch.dtype) -> Tensor:
     A NaN counts for nothing, an infinity as the largest float32.
     """
     magnitude = x.float().abs().nan_to_num(nan=0.0)
-    return (magnitude.amax(dim=-1) / largest(dtype)).clamp_min(_SMALLEST_SCALE)
+    return (magnitude.amax(dim=-1) / largest(dtype)).clamp_min(SMALLEST_SCALE)
 
 
 def quantise(x: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -50,7 +45,7 @@ def kv_write(
 
 def _store_row(row: Tensor, cache: Tensor, block: int, offset: int, scale: Tensor | None) -> None:
     """row: [kv_heads, head_dim].  A scale for each token is computed here, and stored."""
-    if cache.dtype not in (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8):
+    if cache.dtype not in QUANTISED:
         cache[block, :, offset] = row
         return
     if scale is not None and scale.dim() == 3:

@@ -26,7 +26,7 @@ def mla_attention(
             scores = torch.einsum("qhd,cd->hqc", query[start:end], keys) * scale
             positions = torch.arange(seq_len - (end - start), seq_len)
             is_seen = torch.arange(seq_len) <= positions[:, None]
-            weights = scores.masked_fill(~is_seen, -math.inf).softmax(dim=-1)
+            weights = scores.masked_fill(~is_seen, -math.inf).softmax(dim=-1).masked_fill(~is_seen, 0.0)
             out[start:end] = torch.einsum("hqc,cd->qhd", weights, keys[:, :latent_dim])
     return out
 

@@ -38,7 +38,7 @@ def paged_attention(
         key_at = torch.arange(seq_len)
         query_at = torch.arange(context_len, seq_len)
         seen = key_at <= query_at[:, None]
-        if ancestors is not None and positions is not None:
+        if ancestors is not None and positions is not None and query_len <= 64:  # more is no tree, but a chunk
             query_at = positions[rows].long()
             key_at = torch.cat((torch.arange(context_len), query_at))
             bits = (ancestors[rows, None] >> torch.arange(len(query_at))) & 1
@@ -64,6 +64,8 @@ def _attend(
     bias: Tensor | None,
 ) -> Tensor:
     """query: [q, heads, d].  key, value: [c, kv_heads, d].  seen: [q, c].  bias: [heads, q, c]."""
+    unseen = ~seen.any(dim=0)[:, None, None]  # by any query: such keys may be NaN
+    key, value = key.masked_fill(unseen, 0.0), value.masked_fill(unseen, 0.0)
     heads = query.shape[1]
     key, value = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (key, value))
     scores = torch.einsum("qhd,chd->hqc", query, key) * scale

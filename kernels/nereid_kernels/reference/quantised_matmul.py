@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_SYMMETRIC_ZERO = 8
+from nereid_kernels.formats import SYMMETRIC_ZERO, unpack_int4
 
 
 def dequantise_int8(weight: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
@@ -14,17 +14,11 @@ def dequantise_int8(weight: Tensor, scales: Tensor, dtype: torch.dtype) -> Tenso
     return (weight.to(dtype).view(len(scales), groups.shape[1], -1) * groups).view(weight.shape)
 
 
-def unpack_int4(packed: Tensor, group: int) -> Tensor:
-    """[out, in] uint8, 0 to 15. packed: [out, in / 2] uint8: byte j of a group holds its inputs j and j + group / 2."""
-    halves = packed.view(len(packed), -1, group // 2)
-    return torch.stack((halves & 15, halves >> 4), dim=2).view(len(packed), -1)
-
-
 def dequantise_int4(
     packed: Tensor, scales: Tensor, zero_points: Tensor | None, group: int, dtype: torch.dtype
 ) -> Tensor:
     """[out, in]. packed: [out, in / 2] uint8.  scales, zero_points: [out, in / group]."""
-    zeros = _SYMMETRIC_ZERO if zero_points is None else zero_points.to(dtype)[:, :, None]
+    zeros = SYMMETRIC_ZERO if zero_points is None else zero_points.to(dtype)[:, :, None]
     values = unpack_int4(packed, group).to(dtype).view(*scales.shape, group)
     return ((values - zeros) * scales.to(dtype)[:, :, None]).view(len(packed), -1)
 

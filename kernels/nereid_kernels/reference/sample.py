@@ -7,9 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from nereid_kernels.reference.noise import gumbel
-
-_GREEDY_TEMPERATURE = 1e-5
+from nereid_kernels.draw_noise import GREEDY_TEMPERATURE, gumbel
 
 
 def sample(
@@ -26,7 +24,7 @@ def sample(
 
 def _draw(logits: Tensor, temperature: Tensor, min_p: Tensor, top_k: Tensor, top_p: Tensor, key: Tensor) -> int:
     greedy = int(logits.argmax())  # the first of equals
-    if temperature < _GREEDY_TEMPERATURE:
+    if temperature < GREEDY_TEMPERATURE:
         return greedy
     scores = (logits - logits[greedy]) / temperature
     ordered = scores.sort(descending=True).values

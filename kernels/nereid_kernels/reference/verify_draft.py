@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from nereid_kernels.reference.noise import gumbel, uniform
+from nereid_kernels.draw_noise import gumbel, uniform
 
 
 def verify_draft(

@@ -11,20 +11,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nereid_kernels.cpu.block_ops import as_bytes
 from nereid_kernels.launch import Launch, architecture_of, choose
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["ids_stride"])
 def _copy_blocks(
     source_ptr: tl.tensor,  # [blocks, WORDS]
     destination_ptr: tl.tensor,  # [blocks, WORDS]
     source_ids_ptr: tl.tensor,  # [n], or None: the i-th copy reads block i
     destination_ids_ptr: tl.tensor,  # [n], or None: the i-th copy writes block i
     ids_stride: tl.tensor,
+    source_stride: tl.tensor,  # numbers, lest each buffer's be compiled for; that 16 divides one is seen all the same
+    destination_stride: tl.tensor,
     WORDS: tl.constexpr,
-    SOURCE_STRIDE: tl.constexpr,  # known to the compiler, as WORDS is, so that it sees what 16 divides
-    DESTINATION_STRIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     copy = tl.program_id(0).to(tl.int64)
@@ -38,8 +37,8 @@ def _copy_blocks(
         return
     words = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = words < WORDS
-    found = tl.load(source_ptr + source * SOURCE_STRIDE + words, mask=mask)
-    tl.store(destination_ptr + destination * DESTINATION_STRIDE + words, found, mask=mask)
+    found = tl.load(source_ptr + source * source_stride + words, mask=mask)
+    tl.store(destination_ptr + destination * destination_stride + words, found, mask=mask)
 
 
 def launch_copy_blocks(pool: Tensor, pairs: Tensor, architecture: str | None = None) -> Launch:
@@ -73,9 +72,9 @@ def _launch(
         "source_ids_ptr": source_ids,
         "destination_ids_ptr": destination_ids,
         "ids_stride": ids.stride(0),
+        "source_stride": source_words.stride(0),
+        "destination_stride": destination_words.stride(0),
         "WORDS": source_words.shape[1],
-        "SOURCE_STRIDE": source_words.stride(0),
-        "DESTINATION_STRIDE": destination_words.stride(0),
         **config.tiles,
     }
     grid = (ids.shape[0], triton.cdiv(source_words.shape[1], config.tiles["BLOCK"]))
@@ -84,7 +83,8 @@ def _launch(
 
 def _as_words(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Each as [blocks, words of a block] int32 where all allow it, uint8 otherwise; the same memory."""
-    rows = tuple(map(as_bytes, tensors))
+    flat = (t.as_strided((t.shape[0], t.shape[1:].numel()), (t.stride(0), 1)) for t in tensors)
+    rows = tuple(row.view(torch.uint8) for row in flat)
     if any(size % 4 for row in rows for size in (row.shape[1], row.stride(0), row.storage_offset())):
         return rows
     return tuple(row.view(torch.int32) for row in rows)

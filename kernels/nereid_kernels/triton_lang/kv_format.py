@@ -11,12 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2", torch.int8: "int8"}
+from nereid_kernels.formats import QUANTISED
 
 
 def format_of(dtype: torch.dtype) -> str:
     """The name by which `widen` knows a cache's dtype; "plain" where it is stored as it is computed with."""
-    return _FORMATS.get(dtype, "plain")
+    return QUANTISED.get(dtype, "plain")
 
 
 def as_bits(cache: Tensor) -> Tensor:

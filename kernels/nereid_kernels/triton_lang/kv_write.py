@@ -12,12 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nereid_kernels.formats import SMALLEST_SCALE, largest
 from nereid_kernels.launch import Launch, architecture_of, choose
-from nereid_kernels.reference.kv_write import largest
 from nereid_kernels.triton_lang.kv_format import as_bits, format_of, scales_of
 
 _LARGEST_FLOAT32 = tl.constexpr(3.4028234663852886e38)
-_SMALLEST_SCALE = tl.constexpr(1.1754943508222875e-38)  # the smallest normal float32
+_SMALLEST_SCALE = tl.constexpr(SMALLEST_SCALE)
 _INT8_ADDEND = tl.constexpr(12582912.0)  # 1.5 * 2**23: float32 numbers about it are 1 apart
 _INT8_ADDEND_BITS = tl.constexpr(0x4B400000)
 

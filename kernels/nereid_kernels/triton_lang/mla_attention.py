@@ -3,7 +3,7 @@
 All heads share one latent row a key, so a sequence's (query token, head) pairs are packed into rows, token-major, and
 tiles of BLOCK_M rows read each latent tile once: it is the key, and its first LATENT columns are the value.
 
-A sequence of up to SPLIT_QUERY_LEN query tokens is short: its keys are split among programs, whose parts
+A sequence of up to SPLIT_QUERY query tokens is short: its keys are split among programs, whose parts
 `_mla_attention_reduction` adds up. How it is split follows from its seq_len alone, so that its result does not depend
 on the batch. Longer queries have tiles enough, and one program goes through all keys of a tile. One call may hold both
 kinds; each has a launch of its own, which passes over the other's sequences.
@@ -23,9 +23,9 @@ import triton.language as tl
 from torch import Tensor
 
 from nereid_kernels.launch import Config, Launch, architecture_of, choose
+from nereid_kernels.splitting import SPLIT_QUERY
 from nereid_kernels.triton_lang.paging import find_tile, load_block_ids, split_length
 
-SPLIT_QUERY_LEN = 16
 WORKSPACE_BYTES = 256 << 20  # the parts of one round of tiles; enough for several programs a multiprocessor
 _LOG2_E = 1.4426950408889634
 
@@ -97,6 +97,12 @@ def _attend(
 
 
 @triton.jit
+def _mean(acc: tl.tensor, row_sum: tl.tensor) -> tl.tensor:
+    """acc / row_sum by row; 0 where a row has seen no key."""
+    return acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
+
+
+@triton.jit
 def _store_tile(
     tile_ptr: tl.tensor,  # [BLOCK_M, LATENT], contiguous
     num_rows: tl.tensor,  # that are stored
@@ -110,7 +116,7 @@ def _store_tile(
     tl.store(tile_ptr + rows[:, None] * LATENT + columns[None, :], values.to(tile_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["num_seqs", "first_tile", "tiles_per_seq"])
+@triton.jit(do_not_specialize=["num_seqs", "first_tile", "tiles_per_seq", "block_tables_stride"])
 def _mla_attention(
     query_ptr: tl.tensor,  # [tokens, HEADS, LATENT + ROPE]
     cache_ptr: tl.tensor,  # [block, 1, BLOCK_SIZE, LATENT + ROPE]
@@ -131,9 +137,9 @@ def _mla_attention(
     cache_slot_stride: tl.tensor,
     block_tables_stride: tl.tensor,
     HEADS: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr, LATENT_PADDED: tl.constexpr,
-    ROPE_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr, PRECISION: tl.constexpr, SPLIT_QUERY_LEN: tl.constexpr,
+    ROPE_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr, PRECISION: tl.constexpr, SPLIT_QUERY: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr,
-    SHORT: tl.constexpr,  # whether this launch is for sequences of up to SPLIT_QUERY_LEN query tokens, or for the rest
+    SHORT: tl.constexpr,  # whether this launch is for sequences of up to SPLIT_QUERY query tokens, or for the rest
 ) -> None:  # fmt: skip
     if SHORT:
         seq = (first_tile + tl.program_id(0)) // tiles_per_seq
@@ -148,8 +154,9 @@ def _mla_attention(
     num_rows = query_len * HEADS
     per_split = split_length(seq_len, MIN_SPLIT, MAX_SPLITS, BLOCK_N) if SHORT else seq_len
     first_key = tl.program_id(1) * per_split
-    is_others = query_len > SPLIT_QUERY_LEN if SHORT else query_len <= SPLIT_QUERY_LEN
-    if is_others | (first_row >= num_rows) | (first_key >= seq_len):
+    is_others = query_len > SPLIT_QUERY if SHORT else query_len <= SPLIT_QUERY
+    # A sequence without keys is the first split's, which writes zeros.
+    if is_others | (first_row >= num_rows) | ((first_key >= seq_len) & (first_key > 0)):
         return
 
     first_position = seq_len - query_len
@@ -169,9 +176,9 @@ def _mla_attention(
             tl.store(sum_ptr + part + tl.arange(0, BLOCK_M), row_sum)
             _store_tile(acc_ptr + part * LATENT, num_rows - first_row, acc, LATENT, LATENT_PADDED, BLOCK_M)
         else:  # the only split: nothing to add up
-            _store_tile(out_ptr, num_rows - first_row, acc / row_sum[:, None], LATENT, LATENT_PADDED, BLOCK_M)
+            _store_tile(out_ptr, num_rows - first_row, _mean(acc, row_sum), LATENT, LATENT_PADDED, BLOCK_M)
     else:
-        _store_tile(out_ptr, num_rows - first_row, acc / row_sum[:, None], LATENT, LATENT_PADDED, BLOCK_M)
+        _store_tile(out_ptr, num_rows - first_row, _mean(acc, row_sum), LATENT, LATENT_PADDED, BLOCK_M)
 
 
 @triton.jit(do_not_specialize=["first_tile", "tiles_per_seq", "grid_splits"])
@@ -185,7 +192,7 @@ def _mla_attention_reduction(
     first_tile: tl.tensor,
     tiles_per_seq: tl.tensor,
     grid_splits: tl.tensor,
-    HEADS: tl.constexpr, LATENT: tl.constexpr, LATENT_PADDED: tl.constexpr, SPLIT_QUERY_LEN: tl.constexpr,
+    HEADS: tl.constexpr, LATENT: tl.constexpr, LATENT_PADDED: tl.constexpr, SPLIT_QUERY: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,  # divides BLOCK_M
 ) -> None:  # fmt: skip
@@ -197,12 +204,12 @@ def _mla_attention_reduction(
     first_row = (first_tile + tl.program_id(0)) % tiles_per_seq * BLOCK_M + tl.program_id(1) * BLOCK_ROWS
     num_rows = query_len * HEADS
     per_split = split_length(seq_len, MIN_SPLIT, MAX_SPLITS, BLOCK_N)
-    if (query_len > SPLIT_QUERY_LEN) | (first_row >= num_rows) | (per_split >= seq_len):
+    if (query_len > SPLIT_QUERY) | (first_row >= num_rows) | (per_split >= seq_len):
         return
     num_splits = tl.cdiv(seq_len, per_split)
     rows = tl.arange(0, BLOCK_ROWS)
     first_parts = tl.program_id(0).to(tl.int64) * grid_splits * BLOCK_M + tl.program_id(1) * BLOCK_ROWS + rows
-    row_max = tl.load(max_ptr + first_parts)  # finite: every row sees the first split's first key
+    row_max = tl.load(max_ptr + first_parts)  # finite: a context that is split is longer than its query
     for split in range(1, num_splits):
         row_max = tl.maximum(row_max, tl.load(max_ptr + first_parts + split * BLOCK_M))
 
@@ -238,7 +245,7 @@ def launch_mla_attention(
     """
     architecture = architecture or architecture_of(query.device)
     tokens, heads, _ = query.shape
-    if not (tokens and block_tables.numel() and max_query_len):
+    if not (tokens and seq_lens.numel() and max_query_len):
         return []
     common = {
         "query_ptr": query,
@@ -257,7 +264,7 @@ def launch_mla_attention(
         **_constants(query, cache, out),
     }
     launches = _launch_short(common, max_query_len, architecture)
-    if max_query_len > SPLIT_QUERY_LEN:
+    if max_query_len > SPLIT_QUERY:
         config = choose("mla_attention_long", architecture, itemsize=query.element_size(), size=heads)
         unused = dict.fromkeys(("max_ptr", "sum_ptr", "acc_ptr"))
         unused_numbers = dict.fromkeys(("first_tile", "tiles_per_seq", "MIN_SPLIT", "MAX_SPLITS"), 1)
@@ -277,7 +284,7 @@ def _constants(query: Tensor, cache: Tensor, out: Tensor) -> dict[str, Any]:
         "ROPE_PADDED": max(16, triton.next_power_of_2(rope)),
         "BLOCK_SIZE": cache.shape[2],
         "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
-        "SPLIT_QUERY_LEN": SPLIT_QUERY_LEN,
+        "SPLIT_QUERY": SPLIT_QUERY,
     }
 
 
@@ -288,8 +295,9 @@ def _launch_short(common: dict[str, Any], max_query_len: int, architecture: str)
     reduction = choose("mla_attention_reduction", architecture)
     tiles, block_m = config.tiles, config.tiles["BLOCK_M"]
     num_seqs, max_blocks = common["block_tables_ptr"].shape
-    splits = min(tiles["MAX_SPLITS"], triton.cdiv(max_blocks * common["BLOCK_SIZE"], tiles["MIN_SPLIT"]))
-    tiles_per_seq = triton.cdiv(min(max_query_len, SPLIT_QUERY_LEN) * heads, block_m)
+    widest = triton.cdiv(max_blocks * common["BLOCK_SIZE"], tiles["MIN_SPLIT"])
+    splits = max(1, min(tiles["MAX_SPLITS"], widest))
+    tiles_per_seq = triton.cdiv(min(max_query_len, SPLIT_QUERY) * heads, block_m)
     num_tiles = num_seqs * tiles_per_seq
     round_tiles = min(num_tiles, max(1, WORKSPACE_BYTES // (splits * block_m * (latent + 2) * 4)))
     arguments = {**common, **tiles, **_workspace(round_tiles * splits * block_m, latent, query.device)}

@@ -1,4 +1,4 @@
-"""Noise as a pure function of (key, token id), and the race that draws a token by it; bit for bit `reference.noise`.
+"""Noise as a pure function of (key, token id), and the race that draws a token by it; bit for bit that of `draw_noise`.
 
 A logarithm in float64 is slow (on GPUs for graphics 64 times slower than in float32), and only the winner's value
 matters. So the race looks at every token in float32, with an error far below MARGIN, and computes a tile in float64

@@ -33,9 +33,17 @@ def split_length(
 
 @triton.jit
 def load_block_ids(
-    block_table_ptr: tl.tensor, start: tl.tensor, end: tl.tensor, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr
+    block_table_ptr: tl.tensor,
+    start: tl.tensor,
+    end: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    lowest: tl.tensor = 0,
 ) -> tl.tensor:
-    """Of keys start .. start + BLOCK_N, where start is a multiple of BLOCK_N; 0 from `end` on. One number where no tile
-    crosses a block (which saves registers), else [BLOCK_N]."""
-    keys = start if BLOCK_SIZE % BLOCK_N == 0 else start + tl.arange(0, BLOCK_N)
-    return tl.load(block_table_ptr + keys // BLOCK_SIZE, mask=keys < end, other=0)
+    """Of keys start .. start + BLOCK_N, where start is a multiple of BLOCK_N; 0 before `lowest` and from `end` on. One
+    number where no tile crosses a block (which saves registers), else [BLOCK_N]."""
+    if BLOCK_SIZE % BLOCK_N == 0:  # `lowest` lies within the first tile, and so within its block
+        return tl.load(block_table_ptr + start // BLOCK_SIZE, mask=start < end, other=0)
+    else:
+        keys = start + tl.arange(0, BLOCK_N)
+        return tl.load(block_table_ptr + keys // BLOCK_SIZE, mask=(keys < end) & (keys >= lowest), other=0)

@@ -12,10 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nereid_kernels.draw_noise import GREEDY_TEMPERATURE
 from nereid_kernels.launch import Launch, architecture_of, choose
 from nereid_kernels.triton_lang.noise import race
 
-_GREEDY_TEMPERATURE = tl.constexpr(1e-5)
+_GREEDY_TEMPERATURE = tl.constexpr(GREEDY_TEMPERATURE)
 
 
 @triton.jit

@@ -13,6 +13,10 @@ from torch import Tensor
 from nereid_kernels.launch import Launch, architecture_of, choose
 from nereid_kernels.triton_lang.noise import race, random_bits, uniform
 
+# The longest row of tokens that the wrapper allows. The length of drafts changes from step to step, and no length may
+# be compiled for while serving.
+_BLOCK_OUT = 1024
+
 
 @triton.jit
 def _draw_token(
@@ -61,7 +65,7 @@ def _draw(
     tl.store(drawn_ptr + row, token)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["out_len"])
 def _verify_chain(
     p_ptr: tl.tensor,  # [drafts + seqs, vocab]
     q_ptr: tl.tensor,  # [drafts, vocab], or None
@@ -70,11 +74,11 @@ def _verify_chain(
     keys_ptr: tl.tensor,  # [drafts + seqs]
     drawn_ptr: tl.tensor,  # [drafts + seqs] with rule "coupled", or None
     accepted_ptr: tl.tensor,  # [seqs]
-    out_ptr: tl.tensor,  # [seqs, OUT], contiguous
+    out_ptr: tl.tensor,  # [seqs, out_len], contiguous
     p_stride: tl.tensor,
     q_stride: tl.tensor,
     vocab: tl.tensor,
-    OUT: tl.constexpr,
+    out_len: tl.tensor,
     BLOCK_OUT: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
@@ -113,11 +117,11 @@ def _verify_chain(
         if following < 0:  # all accepted; or nothing is left but by rounding
             following = _draw_token(p_row, None, None, None, 0, 0, 0, vocab, key, BLOCK)
     out = tl.where(positions < accepted, ids, tl.where(positions == accepted, following, -1))
-    tl.store(out_ptr + seq * OUT + positions, out.to(tl.int64), mask=positions < OUT)
+    tl.store(out_ptr + seq * out_len + positions, out.to(tl.int64), mask=positions < out_len)
     tl.store(accepted_ptr + seq, accepted)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["out_len"])
 def _verify_tree(
     p_ptr: tl.tensor,  # [nodes, vocab]
     node_ids_ptr: tl.tensor,  # [nodes]
@@ -126,11 +130,11 @@ def _verify_tree(
     keys_ptr: tl.tensor,  # [nodes]
     drawn_ptr: tl.tensor,  # [nodes] with rule "coupled", or None
     accepted_ptr: tl.tensor,  # [seqs]
-    out_ptr: tl.tensor,  # [seqs, OUT], contiguous
-    path_ptr: tl.tensor,  # [seqs, OUT - 1], contiguous
+    out_ptr: tl.tensor,  # [seqs, out_len], contiguous
+    path_ptr: tl.tensor,  # [seqs, out_len - 1], contiguous
     p_stride: tl.tensor,
     vocab: tl.tensor,
-    OUT: tl.constexpr,
+    out_len: tl.tensor,
     BLOCK_OUT: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
@@ -175,8 +179,8 @@ def _verify_tree(
         if following < 0:  # nothing is left but by rounding
             following = _draw_token(p_row, None, None, None, 0, 0, 0, vocab, key, BLOCK)
     out = tl.where(positions == depth, following, out)
-    tl.store(out_ptr + seq * OUT + positions, out.to(tl.int64), mask=positions < OUT)
-    tl.store(path_ptr + seq * (OUT - 1) + positions, path, mask=positions < OUT - 1)
+    tl.store(out_ptr + seq * out_len + positions, out.to(tl.int64), mask=positions < out_len)
+    tl.store(path_ptr + seq * (out_len - 1) + positions, path, mask=positions < out_len - 1)
     tl.store(accepted_ptr + seq, depth)
 
 
@@ -221,8 +225,8 @@ def launch_chain(
         "p_stride": target_probs.stride(0),
         "q_stride": 0 if draft_probs is None else draft_probs.stride(0),
         "vocab": vocab,
-        "OUT": ids.shape[1],
-        "BLOCK_OUT": triton.next_power_of_2(ids.shape[1]),
+        "out_len": ids.shape[1],
+        "BLOCK_OUT": _BLOCK_OUT,
         **config.tiles,
     }
     return Launch(_verify_chain, (ids.shape[0],), arguments, config.num_warps, config.num_stages)
@@ -255,8 +259,8 @@ def launch_tree(
         "path_ptr": path,
         "p_stride": target_probs.stride(0),
         "vocab": vocab,
-        "OUT": ids.shape[1],
-        "BLOCK_OUT": triton.next_power_of_2(ids.shape[1]),
+        "out_len": ids.shape[1],
+        "BLOCK_OUT": _BLOCK_OUT,
         **config.tiles,
     }
     return Launch(_verify_tree, (ids.shape[0],), arguments, config.num_warps, config.num_stages)

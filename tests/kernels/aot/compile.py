@@ -84,14 +84,27 @@ def compile_launch(launch: Launch, architecture: str) -> Figures:
     return figures
 
 
+def specialisation(launch: Launch, architecture: str) -> str:
+    """By what the runtime finds the compiled code of this launch: two launches of a kernel that differ in it are
+    compiled one by one."""
+    _, specialised, options = _bind(launch, TARGETS[architecture])
+    return str((launch.name, specialised, sorted(options.items())))
+
+
+def _bind(launch: Launch, target: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """(arguments, what the code depends on of them, options), by the runtime's own code."""
+    kernel = launch.kernel
+    bind = create_function_from_signature(kernel.signature, kernel.params, make_backend(target))
+    return bind(**launch.arguments, num_warps=launch.num_warps, num_stages=launch.num_stages)  # type: ignore[no-any-return]
+
+
 def _compile(launch: Launch, target: Any) -> Any:
     """The steps of JITFunction.run up to the compiler, with `target` in the place of the GPU at hand."""
-    kernel, backend = launch.kernel, make_backend(target)
-    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
-    chosen = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
-    bound, specialization, options = bind(**launch.arguments, **chosen)
-    everything = {**launch.arguments, **chosen}
-    options, signature, constexprs, attributes = kernel._pack_args(backend, everything, bound, specialization, options)
+    kernel, (bound, specialised, options) = launch.kernel, _bind(launch, target)
+    everything = {**launch.arguments, **options}
+    options, signature, constexprs, attributes = kernel._pack_args(
+        make_backend(target), everything, bound, specialised, options
+    )
     return triton.compile(ASTSource(kernel, signature, constexprs, attributes), target=target, options=options.__dict__)
 
 

@@ -1,11 +1,12 @@
 """Counts what a launch does while the interpreter runs it: bytes loaded and stored, and operations of matrix products.
 
-By the same rules as nereid_kernels.cost: indices (int32 and int64) are left out, masked elements as well.
+By the same rules as nereid_kernels.cost: indices (int32 and int64) are left out, masked elements as well. Integers that
+are data are to be named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -13,6 +14,7 @@ from unittest.mock import patch
 import numpy as np
 import triton.language as tl
 from numpy.typing import NDArray
+from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder
 
 from nereid_kernels.cost import Cost
@@ -23,30 +25,33 @@ _INDICES = (tl.int32, tl.int64)
 class Counter:
     """What has been counted so far. Elements of one address always have the same size."""
 
-    def __init__(self) -> None:
+    def __init__(self, integers: Sequence[Tensor]) -> None:
+        self._integers = [(t.data_ptr(), t.data_ptr() + t.nbytes) for t in integers]  # dense ones
         self._read: dict[int, list[NDArray[Any]]] = {}  # bytes an element -> addresses, with repetitions
         self._written: dict[int, list[NDArray[Any]]] = {}
         self._flops = 0
 
     def read(self, pointers: Any, mask: Any) -> None:
-        _note(self._read, pointers, mask)
+        self._note(self._read, pointers, mask)
 
     def write(self, pointers: Any, mask: Any) -> None:
-        _note(self._written, pointers, mask)
+        self._note(self._written, pointers, mask)
 
     def multiply(self, a: Any, b: Any) -> None:
         self._flops += 2 * a.data.size * b.data.shape[-1]
 
+    def _note(self, addresses: dict[int, list[NDArray[Any]]], pointers: Any, mask: Any) -> None:
+        dtype = pointers.get_element_ty()
+        pointed, chosen = np.broadcast_arrays(pointers.data, mask.data)
+        found = pointed[chosen.astype(bool)].ravel()
+        if dtype in _INDICES:
+            inside = [(found >= start) & (found < end) for start, end in self._integers]
+            found = found[np.any(inside, axis=0)] if inside else found[:0]
+        addresses.setdefault(dtype.primitive_bitwidth // 8, []).append(found)
+
     def cost(self) -> Cost:
         distinct = sum(_bytes(addresses, np.unique) for addresses in (self._read, self._written))
         return Cost(_bytes(self._read), _bytes(self._written), distinct, self._flops)
-
-
-def _note(addresses: dict[int, list[NDArray[Any]]], pointers: Any, mask: Any) -> None:
-    dtype = pointers.get_element_ty()
-    if dtype not in _INDICES:
-        pointed, chosen = np.broadcast_arrays(pointers.data, mask.data)
-        addresses.setdefault(dtype.primitive_bitwidth // 8, []).append(pointed[chosen.astype(bool)].ravel())
 
 
 def _bytes(addresses: dict[int, list[NDArray[Any]]], reduce: Callable[[Any], Any] = lambda array: array) -> int:
@@ -54,9 +59,9 @@ def _bytes(addresses: dict[int, list[NDArray[Any]]], reduce: Callable[[Any], Any
 
 
 @contextmanager
-def counting() -> Iterator[Counter]:
-    """Every launch inside is counted."""
-    counter = Counter()
+def counting(*integers: Tensor) -> Iterator[Counter]:
+    """Every launch inside is counted. integers: tensors of int32 or int64 that are no indices."""
+    counter = Counter(integers)
     load, store, dot = (
         getattr(InterpreterBuilder, name) for name in ("create_masked_load", "create_masked_store", "create_dot")
     )

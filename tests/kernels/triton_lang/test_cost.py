@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -10,9 +11,16 @@ import torch
 
 from nereid_kernels.cost import count
 from nereid_kernels.launch import Launch, run
+from nereid_kernels.splitting import SPLIT_QUERY
+from nereid_kernels.triton_lang import paged_attention
+from nereid_kernels.triton_lang.block_ops import launch_copy_blocks, launch_gather_blocks
+from nereid_kernels.triton_lang.gated_activation import launch_gated_activation
+from nereid_kernels.triton_lang.kv_write import launch_kv_write
 from nereid_kernels.triton_lang.matmul import launch_matmul
 from nereid_kernels.triton_lang.mla_attention import launch_mla_attention
 from nereid_kernels.triton_lang.paged_attention import Operands, launch_paged_attention
+from nereid_kernels.triton_lang.penalties import launch_penalties
+from nereid_kernels.triton_lang.qk_norm_rope_kv_write import launch_qk_norm_rope_kv_write
 from nereid_kernels.triton_lang.quantised_matmul import launch_matmul_int4, launch_matmul_int8
 from nereid_kernels.triton_lang.rms_norm import launch_rms_norm
 from tests.kernels.triton_lang.counting import counting
@@ -21,9 +29,10 @@ from tests.kernels.triton_lang.devices import interpreter_only
 pytestmark = interpreter_only
 
 
-def assert_counted(*launches: Launch) -> None:
+def assert_counted(*launches: Launch, integers: Sequence[str] = ()) -> None:
+    """integers: arguments of int32 that are no indices."""
     for launch in launches:
-        with counting() as counter:
+        with counting(*(launch.arguments[name] for name in integers)) as counter:
             run(launch)
         assert count([launch]) == counter.cost(), launch.name
 
@@ -67,13 +76,17 @@ def test_matmul_int4(zero_points: bool) -> None:
     assert_counted(launch_matmul_int4(x, packed, torch.zeros(100, 3), zeros, out, 32))
 
 
-LENGTHS = [[(1, 300), (3, 40), (2, 2)], [(1, 70), (37, 100), (5, 5)]]
+SHORT, LONG = range(SPLIT_QUERY + 1), range(SPLIT_QUERY + 1, 1000)
+LENGTHS = [[(1, 300), (3, 40), (2, 2)], [(1, 70), (37, 100), (5, 5)], [(2, 0), (20, 0), (3, 17)]]
 
 
 @pytest.mark.parametrize(("window", "scales"), [(0, ()), (50, (1,)), (0, (2,)), (50, (64, 2, 16))])
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_paged_attention(lengths: list[tuple[int, int]], window: int, scales: tuple[int, ...]) -> None:
-    tokens, heads, kv_heads, head_dim, longest = sum(q for q, _ in lengths), 6, 2, 24, max(q for q, _ in lengths)
+    tokens, heads, kv_heads, head_dim = sum(q for q, _ in lengths), 6, 2, 24
+    short, long = (
+        max((q for q, _ in lengths if (q <= SPLIT_QUERY) == is_short), default=0) for is_short in (True, False)
+    )
     pool = torch.zeros(64, 2, kv_heads, 16, head_dim, dtype=torch.int8 if scales else torch.float16)
     query, out = torch.zeros(2, tokens, heads, head_dim, dtype=torch.float16)
     tables, cu_query_lens, seq_lens = batch(lengths, 20)
@@ -83,7 +96,12 @@ def test_paged_attention(lengths: list[tuple[int, int]], window: int, scales: tu
     if scales:
         extras |= {"k_scale": torch.ones(scales), "v_scale": torch.ones(scales)}
     operands = Operands(query, pool[:, 0], pool[:, 1], out, tables, cu_query_lens, seq_lens, **extras)
-    assert_counted(*launch_paged_attention(operands, longest, 0.2, window, 0.0))
+    assert_counted(*launch_paged_attention(operands, short, long, 0.2, window, 0.0))
+
+
+def test_rounds_of_paged_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged_attention, "WORKSPACE_BYTES", 1)
+    test_paged_attention(LENGTHS[0], 0, ())
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
@@ -92,6 +110,58 @@ def test_mla_attention(lengths: list[tuple[int, int]]) -> None:
     cache = torch.zeros(64, 1, 16, latent + rope)
     query, out = torch.zeros(tokens, heads, latent + rope), torch.zeros(tokens, heads, latent)
     assert_counted(*launch_mla_attention(query, cache, *batch(lengths, 20), out, longest, 0.2))
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+def test_gated_activation(rows: int) -> None:
+    assert_counted(launch_gated_activation(torch.zeros(rows, 2 * 700), torch.zeros(rows, 700), "silu"))
+
+
+CACHES = [(torch.float16, ()), (torch.int8, (1,)), (torch.int8, (3,)), (torch.float8_e4m3fn, (4, 3, 16))]
+
+
+def cache(dtype: torch.dtype, scales: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """A pool's keys and values [4 blocks, 3 KV heads, 16 slots, head_dim 24], and a scale of either."""
+    return torch.zeros(2, 4, 3, 16, 24, dtype=dtype), torch.ones(2, *scales)
+
+
+@pytest.mark.parametrize(("dtype", "scales"), CACHES)
+@pytest.mark.parametrize("tokens", [0, 5])
+def test_kv_write(tokens: int, dtype: torch.dtype, scales: tuple[int, ...]) -> None:
+    pool, scale = cache(dtype, scales)
+    pair = (scale[0], scale[1]) if scales else (None, None)
+    key, value = torch.zeros(2, tokens, 3, 24, dtype=torch.float16)
+    assert_counted(launch_kv_write(key, value, pool[0], pool[1], torch.arange(20, 20 + tokens), *pair))
+
+
+@pytest.mark.parametrize(("dtype", "scales"), CACHES)
+@pytest.mark.parametrize("has_weights", [False, True])
+def test_qk_norm_rope_kv_write(has_weights: bool, dtype: torch.dtype, scales: tuple[int, ...]) -> None:
+    tokens, heads = 5, 9
+    pool, scale = cache(dtype, scales)
+    pair = (scale[0], scale[1]) if scales else (None, None)
+    qkv, query = torch.zeros(tokens, (heads + 6) * 24).half(), torch.zeros(tokens, heads, 24).half()
+    q_weight, k_weight = (torch.ones(24).half(), torch.ones(24).half()) if has_weights else (None, None)
+    written = (query, pool[0], pool[1], torch.arange(20, 20 + tokens))
+    angles = torch.ones(tokens, 2, 16)
+    assert_counted(launch_qk_norm_rope_kv_write(qkv, angles, *written, q_weight, k_weight, 1e-6, 0.0, *pair))
+
+
+@pytest.mark.parametrize("width", [24, 6000])
+def test_copy_blocks(width: int) -> None:
+    pool, pairs = torch.zeros(8, width, dtype=torch.float16), torch.tensor([[1, 5], [2, 6], [3, 7]])
+    assert_counted(launch_copy_blocks(pool, pairs), integers=["source_ptr"])  # the destination's, too
+    gathered = launch_gather_blocks(pool, pairs[:, 0].contiguous(), torch.zeros(3, width).half())
+    assert_counted(gathered, integers=["source_ptr", "destination_ptr"])
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+def test_penalties(rows: int) -> None:
+    logits, scale = torch.zeros(rows, 3000), torch.full((rows,), 1.1)
+    counts = torch.ones(rows, 3000, dtype=torch.int32)
+    assert_counted(
+        launch_penalties(logits, counts, counts.bool(), scale, scale.clone(), scale.clone()), integers=["counts_ptr"]
+    )
 
 
 def test_a_kernel_without_a_formula_is_refused() -> None:

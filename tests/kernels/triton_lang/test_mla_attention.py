@@ -14,6 +14,7 @@ from torch import Tensor
 from nereid_kernels import mla_attention as ops
 from nereid_kernels.launch import run
 from nereid_kernels.reference import mla_attention as reference
+from nereid_kernels.splitting import SPLIT_QUERY
 from nereid_kernels.triton_lang import mla_attention as kernels
 from tests.kernels.bounds import assert_as_good_as_plain
 from tests.kernels.triton_lang.devices import BACKENDS, Reserve
@@ -144,11 +145,25 @@ def test_padding_is_written_nowhere_and_rounds_share_a_workspace(monkeypatch: py
     arguments = make_arguments(case)
     one_round, rounds = (torch.full((24, case.heads, case.latent), 7.0) for _ in range(2))
     assert launch_into(one_round, arguments) == 3
-    monkeypatch.setattr(kernels, "WORKSPACE_BYTES", 4 * kernels.SPLIT_QUERY_LEN * 4 * (case.latent + 2) * 9)
+    monkeypatch.setattr(kernels, "WORKSPACE_BYTES", 4 * SPLIT_QUERY * 4 * (case.latent + 2) * 9)
     assert launch_into(rounds, arguments) > 3
     assert torch.equal(rounds, one_round)
-    assert rounds[0].eq(7).all() and rounds[21:].eq(7).all()  # no keys; no sequence
-    assert_as_good_as_plain(rounds[1:21], define(arguments, torch.float64)[1:21], define(arguments, case.dtype)[1:21])
+    assert rounds[21:].eq(7).all()  # no sequence
+    assert_as_good_as_plain(rounds[:21], define(arguments, torch.float64)[:21], define(arguments, case.dtype)[:21])
+
+
+@pytest.mark.parametrize("sequences", [((3, 0),), ((1, 0), (17, 0), (2, 9)), ((3, 2), (40, 33), (16, 5))])
+def test_a_query_token_that_sees_no_key_gets_zeros(sequences: tuple[tuple[int, int], ...]) -> None:
+    """Also where the block table has no column."""
+    arguments = make_arguments(Case(sequences))
+    for tables in (arguments["block_tables"], arguments["block_tables"][:, :-1]):
+        out = torch.full((sum(q for q, _ in sequences), 3, 24), math.nan)
+        launch_into(out, arguments | {"block_tables": tables})
+        assert_as_good_as_plain(out, define(arguments, torch.float64), define(arguments, torch.float32))
+        start = 0
+        for query_len, seq_len in sequences:
+            assert out[start : start + max(query_len - seq_len, 0)].eq(0).all()
+            start += query_len
 
 
 @pytest.mark.parametrize("sequences", [((0, 0),), ((0, 9), (0, 0))])

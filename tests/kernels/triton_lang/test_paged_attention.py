@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -9,8 +10,11 @@ import pytest
 import torch
 
 from nereid_kernels.paged_attention import TreeMask, paged_attention, plan_paged_attention
+from nereid_kernels.reference import paged_attention as reference
 from tests.kernels.attention_cases import FEATURES, MIXED, Case, Inputs, check
+from tests.kernels.bounds import assert_as_good_as_plain
 from tests.kernels.covering_array import covering_array
+from tests.kernels.triton_lang.devices import Reserve
 
 
 @pytest.mark.parametrize("group", range(1, 17))
@@ -76,13 +80,87 @@ def test_no_sequence_and_no_token() -> None:
 
 
 def test_result_does_not_depend_on_the_batch() -> None:
-    """Bitwise: neither on what else is in the call, nor on where the sequence stands in it."""
-    case = Case(((1, 1), (4, 131), (0, 0), (16, 300)))
+    """Bitwise: neither on what else is in the call, prefill among it, nor on where the sequence stands in it."""
+    case = Case(((1, 1), (40, 60), (0, 0), (16, 300), (1, 131)))
     inputs = Inputs(case)
-    together = inputs.run(case, "triton_lang")[5:]
-    inputs.query = inputs.query[5:]
-    inputs.query_lens, inputs.seq_lens, inputs.tables = [16], [300], inputs.tables[-1:]
-    assert torch.equal(inputs.run(case, "triton_lang"), together)
+    together = inputs.run(case, "triton_lang")
+    for at, rows in ((3, slice(41, 57)), (1, slice(1, 41))):
+        alone = Inputs(case)
+        alone.query = inputs.query[rows]
+        alone.query_lens, alone.seq_lens, alone.tables = (
+            [inputs.query_lens[at]],
+            [inputs.seq_lens[at]],
+            [inputs.tables[at]],
+        )
+        alone.caches = inputs.caches
+        assert torch.equal(alone.run(case, "triton_lang"), together[rows])
+
+
+# Inputs that broke comparable systems.
+
+
+@pytest.mark.parametrize("window", [1, 2, 15, 16, 17])
+def test_window_is_exact_to_the_key(window: int) -> None:
+    """Case 85: at lengths about the window, for prefill, chunk, verification and decode."""
+    lengths = range(max(1, window - 1), window + 3)
+    check(Case(tuple((min(q, n), n) for n in lengths for q in (n, 5, 3, 1)), heads=2, kv_heads=1, window=window))
+
+
+def test_window_that_is_longer_than_the_context() -> None:
+    """Case 85."""
+    check(Case(((1, 300), (20, 300), (300, 300)), heads=2, kv_heads=1, window=4096))
+
+
+def test_scores_of_a_hundred_thousand() -> None:
+    """Case 89: no finite number stands for "not seen"."""
+    check(Case(((1, 50), (3, 40), (20, 33)), sizes=(3e4, 1.0, 1.0)))
+
+
+@pytest.mark.parametrize("window", [0, 37])
+def test_soft_cap_of_large_scores(window: int) -> None:
+    """Case 92: scores of hundreds, capped before they are masked."""
+    check(Case(((1, 70), (20, 45)), soft_cap=50.0, window=window, sizes=(150.0, 1.0, 1.0)))
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
+@pytest.mark.parametrize("scales", ["tensor", "head", "token"])
+def test_scales_of_small_keys_and_large_values(cache_dtype: torch.dtype, scales: str) -> None:
+    """Case 94."""
+    check(Case(((1, 70), (20, 45)), cache_dtype=cache_dtype, scales=scales, sizes=(100.0, 0.01, 30.0)))
+
+
+@pytest.mark.parametrize("query_len", [1, 4, 20])
+def test_a_short_context_beside_a_long_one_under_a_window(query_len: int) -> None:
+    """Case 95: each is split by its own length."""
+    check(Case(((query_len, 4097), (query_len, 33)), heads=2, kv_heads=1, window=1000))
+
+
+def test_a_block_past_two_to_the_31_elements(reserve: Reserve) -> None:
+    """Case 88: keys and values in the last block of a pool of more than 2**31 elements."""
+    kv_heads, block_size, head_dim = 2, 16, 256
+    shape = (1 << 10, 2 << 7, 2, kv_heads, block_size, head_dim)  # [block, layer, k/v, kv_head, slot, head_dim]
+    pool = reserve(math.prod(shape), torch.float8_e5m2).view(shape)
+    caches = pool[:, -1, 0], pool[:, -1, 1]
+    last = shape[0] - 1
+    assert last * caches[0].stride(0) > 1 << 31
+    rows = torch.randn(2, kv_heads, 5, head_dim).to(torch.float8_e5m2)
+    for cache, new in zip(caches, rows.view(torch.uint8), strict=True):
+        cache.view(torch.uint8)[last, :, :5] = new
+    query, one = torch.randn(2, 4, head_dim), torch.ones(1)
+    plan = plan_paged_attention([2], [5], [[last]], caches[0], backend="triton_lang")
+    result = paged_attention(query, *caches, plan, 1.0, k_scale=one, v_scale=one)
+    k_cache, v_cache = rows[:, None]  # the block alone
+    exact, plain = (
+        reference.paged_attention(
+            query.to(d), k_cache, v_cache, [torch.tensor([0])], [2], [5], 1.0, k_scale=one, v_scale=one
+        )
+        for d in (torch.float64, torch.float32)
+    )
+    assert_as_good_as_plain(result, exact, plain)
+
+
+def test_a_tree_beside_a_chunk_that_is_none() -> None:
+    check(Case(((70, 100), (6, 40), (1, 9)), tree=True))
 
 
 @pytest.mark.parametrize(
@@ -94,6 +172,7 @@ def test_result_does_not_depend_on_the_batch() -> None:
         ({"window": -1}, "window, soft_cap: got -1"),
         ({"sinks": torch.zeros(3)}, "sinks: got shape"),
         ({"k_scale": torch.ones(1)}, "k_scale, v_scale: got 1"),
+        ({"sinks": torch.zeros(8)[::2]}, "sinks: got strides (2,)"),
     ],
 )
 def test_wrong_arguments_are_named(change: dict[str, Any], said: str) -> None:
@@ -102,3 +181,26 @@ def test_wrong_arguments_are_named(change: dict[str, Any], said: str) -> None:
     arguments = {"query": inputs.query, "k_cache": inputs.caches[0], "v_cache": inputs.caches[1]}
     with pytest.raises((ValueError, TypeError), match=re.escape(said)):
         paged_attention(**{**arguments, "plan": plan, "scale": 1.0, **change})
+
+
+def test_scales_of_two_forms_are_refused() -> None:
+    inputs = Inputs(Case(((1, 5),), cache_dtype=torch.int8))
+    plan = plan_paged_attention([1], [5], inputs.tables, inputs.caches[0], backend="triton_lang")
+    with pytest.raises(ValueError, match=r"v_scale: got shape .* as k_scale"):
+        paged_attention(inputs.query, *inputs.caches, plan, 1.0, k_scale=torch.ones(1), v_scale=torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("ancestors", "positions", "said"),
+    [
+        (torch.ones(3).long(), torch.ones(2).int(), "ancestors: got shape [3]"),
+        (torch.ones(2).int(), torch.ones(2).int(), "ancestors: got torch.int32"),
+        (torch.ones(2).long(), torch.ones(2).long(), "positions: got torch.int64"),
+    ],
+)
+def test_a_tree_that_does_not_fit_is_refused(ancestors: torch.Tensor, positions: torch.Tensor, said: str) -> None:
+    inputs = Inputs(Case(((2, 5),)))
+    with pytest.raises((ValueError, TypeError), match=re.escape(said)):
+        plan_paged_attention(
+            [2], [5], inputs.tables, inputs.caches[0], tree=TreeMask(ancestors, positions), backend="triton_lang"
+        )

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from nereid_kernels import qk_norm_rope_kv_write as ops
-from nereid_kernels.kv_write import QUANTISED, plan_kv_write, split_scales
+from nereid_kernels.formats import QUANTISED
+from nereid_kernels.kv_write import plan_kv_write, split_scales
 from nereid_kernels.reference import qk_norm_rope_kv_write as reference
 from tests.kernels.bounds import assert_as_good_as_plain
 from tests.kernels.triton_lang.devices import BACKENDS

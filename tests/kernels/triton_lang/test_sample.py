@@ -1,4 +1,4 @@
-"""sample against its definition and against the engine's own sampler on the CPU: the same tokens."""
+"""sample against its definition, by the kernel and on the CPU: the same tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from nereid.sampling import sampler as engine
 from nereid_kernels import sample as ops
 from nereid_kernels.reference import sample as reference
 
@@ -36,21 +35,20 @@ def parameters(settings: list[tuple[float, float, int, float]], dtype: torch.dty
     return temperature.float(), min_p.to(dtype), top_k.int(), top_p.to(dtype), keys
 
 
-def engine_tokens(logits: Tensor, chosen: Parameters) -> tuple[list[int], list[bool]]:
-    columns = zip(*(column.tolist() for column in chosen), strict=True)
-    rows = [engine.SamplingRow(t, top_k, top_p, min_p, key) for t, min_p, top_k, top_p, key in columns]
+def on_cpu(logits: Tensor, chosen: Parameters) -> tuple[list[int], list[bool]]:
     with torch.device("cpu"):
-        return engine.sample(logits.cpu().clone(), rows)
+        tokens, sound = ops.sample(logits.cpu(), *(column.cpu() for column in chosen), backend="cpu")
+    return tokens.tolist(), sound.tolist()
 
 
 @pytest.mark.parametrize(("vocab", "dtype"), [(1, torch.float64), (123, torch.float32), (1500, torch.float64)])
-def test_draws_the_tokens_of_the_engine(vocab: int, dtype: torch.dtype) -> None:
+def test_draws_the_tokens_of_its_definition(vocab: int, dtype: torch.dtype) -> None:
     chosen = parameters(SETTINGS, dtype)
     logits = (4 * torch.randn(len(chosen[0]), vocab + 5))[:, :vocab]
     before = logits.clone()
     tokens, sound = ops.sample(logits, *chosen, backend="triton_lang")
     assert sound.all() and torch.equal(logits, before)
-    assert tokens.tolist() == engine_tokens(logits, chosen)[0] == reference.sample(logits, *chosen)[0].tolist()
+    assert tokens.tolist() == on_cpu(logits, chosen)[0] == reference.sample(logits, *chosen)[0].tolist()
 
 
 @pytest.mark.parametrize("levels", [1, 3, 40])
@@ -59,7 +57,7 @@ def test_equal_scores_survive_a_bound_together(levels: int) -> None:
     logits = torch.randint(0, levels, (len(chosen[0]), 300)).float()
     logits[torch.rand(logits.shape) < 0.3] = -math.inf  # banned
     tokens, sound = ops.sample(logits, *chosen, backend="triton_lang")
-    assert sound.all() and tokens.tolist() == engine_tokens(logits, chosen)[0]
+    assert sound.all() and tokens.tolist() == on_cpu(logits, chosen)[0]
     assert logits.gather(1, tokens[:, None]).isfinite().all()
 
 
@@ -69,9 +67,9 @@ def test_a_row_that_is_not_sound_is_named_and_costs_no_other() -> None:
     logits[0, 150], logits[1, 3], logits[2] = math.nan, math.inf, -math.inf
     logits[4, [7, 190]] = 9.0
     tokens, sound = ops.sample(logits, *chosen, backend="triton_lang")
-    assert sound.tolist() == engine_tokens(logits, chosen)[1] == [False, False, False, True, True]
+    assert sound.tolist() == on_cpu(logits, chosen)[1] == [False, False, False, True, True]
     assert tokens[:3].tolist() == [0, 0, 0] and tokens[4] == 7  # the lowest of equals
-    assert tokens[3] == engine_tokens(logits[3:4], tuple(p[3:4] for p in chosen))[0][0]  # type: ignore[arg-type]
+    assert tokens[3] == on_cpu(logits[3:4], tuple(p[3:4] for p in chosen))[0][0]  # type: ignore[arg-type]
 
 
 def test_no_rows() -> None:

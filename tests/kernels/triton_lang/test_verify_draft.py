@@ -166,6 +166,21 @@ def test_a_row_that_is_not_sound_gives_no_token() -> None:
         assert accepted.tolist() == [0] and ids.tolist() == [[-1, -1, -1]]
 
 
+def test_what_is_returned_is_as_long_as_asked_for() -> None:
+    """A longer limit changes nothing but the padding, up to the longest that is allowed."""
+    target, drafts, keys = random_probs(5, 7), torch.tensor([1, 2, 3]).int(), random_keys(5)
+    nodes, parents = torch.tensor([1, 2, 3, 4, 5]).int(), torch.tensor([-1, 0, 1, -1, 0]).int()
+    for limit in (3, 1023):
+        chain = ops.verify_draft(target, drafts, offsets([2, 1]), keys, limit, backend="triton_lang")
+        tree = ops.verify_tree(target, nodes, parents, offsets([3, 2]), keys, limit, backend="triton_lang")
+        assert [out.shape[1] for out in (chain[1], tree[1], tree[2])] == [limit + 1, limit + 1, limit]
+        for found, wanted in (
+            (chain, reference.verify_draft(target, None, drafts, offsets([2, 1]), keys, limit, "rejection")),
+            (tree, reference.verify_tree(target, nodes, parents, offsets([3, 2]), keys, limit, "rejection")),
+        ):
+            assert all(map(torch.equal, found, wanted))
+
+
 def test_no_sequences() -> None:
     none = torch.zeros(0).int()
     accepted, ids = ops.verify_draft(torch.zeros(0, 5), none, offsets([]), none.long(), 2, backend="triton_lang")

@@ -6,20 +6,19 @@ import torch
 
 from nereid_kernels.launch import Launch
 from nereid_kernels.triton_lang.mla_attention import launch_mla_attention
+from tests.kernels.aot.cases import pick
 
 LATENT, ROPE = 512, 64
 
 
 def launches(architecture: str) -> dict[str, Launch]:
     """By name of the case; the tensors lie on the meta device."""
-    decode, reduction, prefill = _launches(architecture, heads=16)
-    decode_128, _, prefill_128 = _launches(architecture, heads=128)
+    a_few, all_heads = (_launches(architecture, heads) for heads in (16, 128))
     return {
-        "decode_bf16_16": decode,
-        "reduction_bf16_16": reduction,
-        "prefill_bf16_16": prefill,
-        "decode_bf16_128": decode_128,
-        "prefill_bf16_128": prefill_128,
+        "decode_bf16_16": pick(a_few, "mla_attention", SHORT=True),
+        "reduction_bf16_16": pick(a_few, "mla_attention_reduction"),
+        "decode_bf16_128": pick(all_heads, "mla_attention", SHORT=True),
+        "prefill_bf16_128": pick(all_heads, "mla_attention", SHORT=False),
     }
 
 
@@ -31,7 +30,4 @@ def _launches(architecture: str, heads: int) -> list[Launch]:
         torch.empty(shape, dtype=torch.int32, device="meta") for shape in ((4, 256), (5,), (4,))
     )
     out = torch.empty(67, heads, LATENT, dtype=torch.bfloat16, device="meta")
-    decode, *_, reduction, prefill = launch_mla_attention(
-        query, pool[:, 1], block_tables, cu_query_lens, seq_lens, out, 64, 0.1, architecture
-    )
-    return [decode, reduction, prefill]
+    return launch_mla_attention(query, pool[:, 1], block_tables, cu_query_lens, seq_lens, out, 64, 0.1, architecture)

@@ -7,36 +7,51 @@ from typing import Any
 import torch
 
 from nereid_kernels.launch import Launch
+from nereid_kernels.splitting import SPLIT_QUERY
 from nereid_kernels.triton_lang.paged_attention import Operands, launch_paged_attention
+from tests.kernels.aot.cases import FULLY, pick
 
 _SEQS, _BLOCKS = 16, 4096
-_FULLY = ("sm_90", "gfx942")  # the variants, too
 
 
 def launches(architecture: str) -> dict[str, Launch]:
     """By name of the case; the tensors lie on the meta device."""
-    decode, reduction = attention(architecture, 1)
+    decode = attention(architecture, 1)
     found = {
-        "decode_bf16_d128_g4": decode,
-        "reduce_d128": reduction,
-        "verify_bf16_d128_g4": attention(architecture, 8)[0],
-        "prefill_bf16_d128_g4": attention(architecture, 512)[0],
-        "decode_e4m3_d128_g4": attention(architecture, 1, cache_dtype=torch.float8_e4m3fn)[0],
+        "decode_bf16_d128_g4": pick(decode, "paged_attention"),
+        "reduce_d128": pick(decode, "paged_attention_reduce"),
+        "verify_bf16_d128_g4": short(architecture, 8),
+        "prefill_bf16_d128_g4": long(architecture),
+        "prefill_bf16_d256_g2": long(architecture, heads=16, head_dim=256),
+        "decode_e4m3_d128_g4": short(architecture, 1, cache_dtype=torch.float8_e4m3fn),
     }
-    return found | _variants(architecture) if architecture in _FULLY else found
+    if architecture in ("sm_80", *FULLY):
+        found["decode_e5m2_d128_g4"] = short(architecture, 1, cache_dtype=torch.float8_e5m2)
+        found["prefill_bf16_d128_g4_window"] = long(architecture, window=4096)
+    return found | _variants(architecture) if architecture in FULLY else found
 
 
 def _variants(architecture: str) -> dict[str, Launch]:
     small: dict[str, Any] = {"heads": 9, "kv_heads": 3, "head_dim": 64}
-    gemma = attention(architecture, 1, heads=16, head_dim=256, window=4096, soft_cap=50.0)
     return {
-        "decode_bf16_d256_g2_window_cap": gemma[0],
-        "decode_int8_d128_g4": attention(architecture, 1, cache_dtype=torch.int8, per_token=True)[0],
-        "decode_bf16_d128_g8_sinks_block128": attention(architecture, 1, heads=64, sinks=True, block_size=128)[0],
-        "tree_bf16_d128_g4": attention(architecture, 16, tree=True)[0],
-        "prefill_bf16_d64_g3": attention(architecture, 512, **small)[0],
-        "prefill_fp32_d64_g3": attention(architecture, 512, dtype=torch.float32, **small)[0],
+        "decode_bf16_d256_g2_window_cap": short(architecture, 1, heads=16, head_dim=256, window=4096, soft_cap=50.0),
+        "decode_int8_d128_g4": short(architecture, 1, cache_dtype=torch.int8, per_token=True),
+        "decode_bf16_d128_g8_sinks_block128": short(architecture, 1, heads=64, sinks=True, block_size=128),
+        "decode_bf16_d80_g4": short(architecture, 1, head_dim=80),
+        "decode_bf16_d192_g4": short(architecture, 1, head_dim=192),
+        "tree_bf16_d128_g4": short(architecture, 16, tree=True),
+        "prefill_bf16_d64_g3": long(architecture, **small),
+        "prefill_fp32_d64_g3": long(architecture, dtype=torch.float32, **small),
+        **{f"prefill_bf16_d{width}_g4": long(architecture, head_dim=width) for width in (80, 96, 192)},
     }
+
+
+def short(architecture: str, query_len: int, **options: Any) -> Launch:
+    return pick(attention(architecture, query_len, **options), "paged_attention", SHORT=True)
+
+
+def long(architecture: str, **options: Any) -> Launch:
+    return pick(attention(architecture, 512, **options), "paged_attention", SHORT=False)
 
 
 def attention(
@@ -54,7 +69,7 @@ def attention(
     soft_cap: float = 0.0,
     sinks: bool = False,
     tree: bool = False,
-) -> tuple[Launch, Launch]:
+) -> list[Launch]:
     def meta(*shape: int, dtype: torch.dtype = torch.int32) -> Any:
         return torch.empty(shape, dtype=dtype, device="meta")
 
@@ -78,4 +93,5 @@ def attention(
         meta(tokens, dtype=torch.int64) if tree else None,
         meta(tokens) if tree else None,
     )
-    return launch_paged_attention(operands, query_len, head_dim**-0.5, window, soft_cap, architecture)
+    longest = (query_len, 0) if query_len <= SPLIT_QUERY else (0, query_len)
+    return launch_paged_attention(operands, *longest, head_dim**-0.5, window, soft_cap, architecture)

@@ -6,6 +6,7 @@ import torch
 
 from nereid_kernels.launch import Launch
 from nereid_kernels.triton_lang.verify_draft import launch_chain, launch_draw, launch_tree
+from tests.kernels.aot.cases import FULLY
 
 
 def launches(architecture: str) -> dict[str, Launch]:
@@ -13,10 +14,14 @@ def launches(architecture: str) -> dict[str, Launch]:
     probs = torch.empty(48, 128256, device="meta")  # 8 sequences, 5 draft tokens each
     rows, seqs = torch.empty(48, dtype=torch.int32, device="meta"), torch.empty(9, dtype=torch.int32, device="meta")
     accepted, out, path = seqs[:8], seqs.long()[:8, None].expand(8, 6), seqs[:8, None].expand(8, 5)
-    chain = (probs, probs[:40], rows[:40], seqs, rows.long(), None, accepted, out)
-    tree = (probs, rows, rows, seqs, rows.long(), None, accepted, out, path)
+    draws = (rows[:40], seqs, rows.long())
     found = {
         "draw": launch_draw(probs, rows.long(), rows, architecture),
-        "chain": launch_chain(*chain, architecture),
+        "chain": launch_chain(probs, probs[:40], *draws, None, accepted, out, architecture),
     }
-    return found | ({"tree": launch_tree(*tree, architecture)} if architecture == "sm_90" else {})
+    if architecture in FULLY:
+        tree = (rows, rows, seqs, rows.long(), None, accepted, out, path)
+        found["chain_without_q"] = launch_chain(probs, None, *draws, None, accepted, out, architecture)
+        found["chain_coupled"] = launch_chain(probs, None, *draws, rows, accepted, out, architecture)
+        found["tree"] = launch_tree(probs, *tree, architecture)
+    return found

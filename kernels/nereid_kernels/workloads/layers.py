@@ -1,28 +1,23 @@
-"""Launches of realistic size: what the roofline counts, what is tuned, and what is timed on a GPU.
+"""Launches of what a layer does with a step's tokens, and of what moves blocks of its cache.
 
-Shapes are those of Llama-3.1-8B, and of DeepSeek-V3 for MLA. Always holds: every operation is among WORKLOADS.
-On the meta device nothing but the lengths has values; those lie on the CPU then, where a formula can read them.
+Shapes are those of Llama-3.1-8B, and of DeepSeek-V3 for MLA. On the meta device nothing but the lengths has values;
+those lie on the CPU then, where a formula can read them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from types import MappingProxyType
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from nereid_kernels.launch import Launch
-
-Make = Callable[..., Sequence[Launch]]
-"""(device, architecture=None) -> the launches of one call; architecture: the device's own, where it is left out."""
+from nereid_kernels.splitting import SPLIT_QUERY
 
 _DTYPE = torch.bfloat16
 _BLOCK_SIZE = 16
 _HEADS, _KV_HEADS, _HEAD_DIM = 32, 8, 128
 _IN, _OUT = 4096, 14336  # of the feed-forward layer
-_VOCAB = 128256
 _GROUP = 128  # inputs that share a scale of int4
 
 
@@ -116,7 +111,8 @@ def paged_attention(
     tables, cu_query_lens, seq_lens = _batch(device, seqs, query_len, seq_len)
     k_cache, v_cache = _normal(device, 2, tables.numel() + 1, kv_heads, _BLOCK_SIZE, head_dim)
     operands = Operands(query, k_cache, v_cache, out, tables, cu_query_lens, seq_lens)
-    return launch_paged_attention(operands, query_len, head_dim**-0.5, 0, 0.0, architecture)
+    longest = (query_len, 0) if query_len <= SPLIT_QUERY else (0, query_len)
+    return launch_paged_attention(operands, *longest, head_dim**-0.5, 0, 0.0, architecture)
 
 
 def mla_attention(
@@ -143,44 +139,19 @@ def copy_blocks(device: torch.device, architecture: str | None = None, *, blocks
     return [launch_copy_blocks(pool, pairs, architecture)]
 
 
-def sample(
-    device: torch.device, architecture: str | None = None, *, rows: int, temperature: float, top_p: float
-) -> Sequence[Launch]:
-    from nereid_kernels.triton_lang.sample import launch_sample
+def gather_blocks(device: torch.device, architecture: str | None = None, *, blocks: int) -> Sequence[Launch]:
+    """Out of one layer's keys and values, as for a transfer."""
+    from nereid_kernels.triton_lang.block_ops import launch_gather_blocks
 
-    logits, zeros = 4 * torch.randn(rows, _VOCAB, device=device), torch.zeros(rows, device=device)
-    keys, tokens = torch.arange(rows, device=device), torch.zeros(rows, dtype=torch.int64, device=device)
-    chosen = (zeros + temperature, zeros, zeros.int(), zeros + top_p)
-    return [launch_sample(logits, *chosen, keys, tokens, zeros.bool(), architecture)]
+    pool, out = (_normal(device, n, 2, _KV_HEADS, _BLOCK_SIZE, _HEAD_DIM) for n in (2 * blocks, blocks))
+    return [launch_gather_blocks(pool, torch.randperm(2 * blocks, device=device)[:blocks], out, architecture)]
 
 
-def penalties(device: torch.device, architecture: str | None = None, *, rows: int) -> Sequence[Launch]:
-    from nereid_kernels.triton_lang.penalties import launch_penalties
+def scatter_blocks(device: torch.device, architecture: str | None = None, *, blocks: int) -> Sequence[Launch]:
+    from nereid_kernels.triton_lang.block_ops import launch_scatter_blocks
 
-    logits, zeros = torch.randn(rows, _VOCAB, device=device), torch.zeros(rows, device=device)
-    counts = torch.ones(rows, _VOCAB, dtype=torch.int32, device=device)
-    return [launch_penalties(logits, counts, counts.bool(), zeros + 1.1, zeros + 0.1, zeros + 0.1, architecture)]
-
-
-def grammar_mask(device: torch.device, architecture: str | None = None, *, rows: int) -> Sequence[Launch]:
-    from nereid_kernels.triton_lang.grammar_mask import launch_grammar_mask
-
-    bitmask = torch.zeros(rows, -(-_VOCAB // 32), dtype=torch.int32, device=device)
-    return [launch_grammar_mask(torch.randn(rows, _VOCAB, device=device), bitmask, None, architecture)]
-
-
-def verify_draft(
-    device: torch.device, architecture: str | None = None, *, seqs: int, draft_len: int
-) -> Sequence[Launch]:
-    """Of drafters that say how probable they held each token."""
-    from nereid_kernels.triton_lang.verify_draft import launch_chain
-
-    target = torch.full((seqs * (draft_len + 1), _VOCAB), 1 / _VOCAB, device=device)
-    drafts = torch.arange(seqs * draft_len, dtype=torch.int32, device=device)
-    offsets = draft_len * torch.arange(seqs + 1, dtype=torch.int32, device=device)
-    keys, accepted = torch.arange(len(target), device=device), torch.zeros(seqs, dtype=torch.int32, device=device)
-    ids = torch.zeros(seqs, draft_len + 1, dtype=torch.int64, device=device)
-    return [launch_chain(target, target[: len(drafts)], drafts, offsets, keys, None, accepted, ids, architecture)]
+    pool, source = (_normal(device, n, 2, _KV_HEADS, _BLOCK_SIZE, _HEAD_DIM) for n in (2 * blocks, blocks))
+    return [launch_scatter_blocks(pool, torch.randperm(2 * blocks, device=device)[:blocks], source, architecture)]
 
 
 def _cache(device: torch.device, tokens: int) -> tuple[Tensor, Tensor]:
@@ -201,42 +172,3 @@ def _batch(device: torch.device, seqs: int, query_len: int, seq_len: int) -> tup
     tables = 1 + torch.randperm(seqs * max_blocks, device=place).int().view(seqs, max_blocks)
     cu_query_lens = torch.arange(seqs + 1, dtype=torch.int32, device=place) * query_len
     return tables, cu_query_lens, torch.full((seqs,), seq_len, dtype=torch.int32, device=place)
-
-
-WORKLOADS: Mapping[tuple[str, str], Make] = MappingProxyType(
-    {
-        ("rms_norm", "64 x 4096"): partial(add_rms_norm, rows=64, width=4096),
-        ("rms_norm", "1024 x 2048"): partial(add_rms_norm, rows=1024, width=2048),
-        ("rms_norm", "1024 x 4096"): partial(add_rms_norm, rows=1024, width=4096),
-        ("rms_norm", "1024 x 16384"): partial(add_rms_norm, rows=1024, width=16384),
-        ("rms_norm", "8192 x 4096"): partial(add_rms_norm, rows=8192, width=4096),
-        ("matmul", "64 x 4096 x 14336"): partial(matmul, rows=64),
-        ("matmul", "512 x 4096 x 14336"): partial(matmul, rows=512),
-        ("matmul", "8192 x 4096 x 14336"): partial(matmul, rows=8192),
-        ("quantised_matmul", "int8 64 x 4096 x 14336"): partial(matmul_int8, rows=64),
-        ("quantised_matmul", "int8 8192 x 4096 x 14336"): partial(matmul_int8, rows=8192),
-        ("quantised_matmul", "int4 64 x 4096 x 14336"): partial(matmul_int4, rows=64),
-        ("quantised_matmul", "int4 8192 x 4096 x 14336"): partial(matmul_int4, rows=8192),
-        ("gated_activation", "64 x 14336"): partial(gated_activation, rows=64, width=14336),
-        ("gated_activation", "8192 x 14336"): partial(gated_activation, rows=8192, width=14336),
-        ("kv_write", "64 tokens"): partial(kv_write, tokens=64),
-        ("kv_write", "8192 tokens"): partial(kv_write, tokens=8192),
-        ("kv_write", "8192 tokens, e4m3"): partial(kv_write, tokens=8192, cache_dtype=torch.float8_e4m3fn),
-        ("qk_norm_rope_kv_write", "64 tokens"): partial(qk_norm_rope_kv_write, tokens=64),
-        ("qk_norm_rope_kv_write", "8192 tokens"): partial(qk_norm_rope_kv_write, tokens=8192),
-        ("paged_attention", "decode 64 x 4096"): partial(paged_attention, seqs=64, query_len=1, seq_len=4096),
-        ("paged_attention", "decode 1 x 65536"): partial(paged_attention, seqs=1, query_len=1, seq_len=65536),
-        ("paged_attention", "verify 64 x 8, 4096"): partial(paged_attention, seqs=64, query_len=8, seq_len=4096),
-        ("paged_attention", "prefill 8192"): partial(paged_attention, seqs=1, query_len=8192, seq_len=8192),
-        ("mla_attention", "decode 64 x 4096"): partial(mla_attention, seqs=64, query_len=1, seq_len=4096),
-        ("mla_attention", "prefill 8192"): partial(mla_attention, seqs=1, query_len=8192, seq_len=8192),
-        ("block_ops", "copy 1024 blocks"): partial(copy_blocks, blocks=1024),
-        ("sample", "greedy 64"): partial(sample, rows=64, temperature=0.0, top_p=1.0),
-        ("sample", "random 64"): partial(sample, rows=64, temperature=1.0, top_p=1.0),
-        ("sample", "top_p 64"): partial(sample, rows=64, temperature=1.0, top_p=0.9),
-        ("penalties", "64 rows"): partial(penalties, rows=64),
-        ("grammar_mask", "64 rows"): partial(grammar_mask, rows=64),
-        ("verify_draft", "64 x 4"): partial(verify_draft, seqs=64, draft_len=4),
-    }
-)
-"""(operation, shape) -> its launches. Operations have the names of this package's modules."""

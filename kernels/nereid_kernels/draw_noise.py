@@ -1,4 +1,5 @@
-"""Noise as a pure function of (key, token id), by its definition: SplitMix64 (Steele, Lea and Flood 2014) in int64.
+"""The noise that tokens are drawn with, a pure function of (key, token id): SplitMix64 (Steele, Lea and Flood 2014) in
+int64. Every implementation of a draw has this noise, bit for bit.
 
 The number of id -1, which no token has, is free for decisions that are no draw of a token; so are those below it.
 """
@@ -8,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# Below this a temperature is greedy: every gap between two logits of a model is larger than its noise.
+GREEDY_TEMPERATURE = 1e-5
 _STRIDE = 0x9E3779B97F4A7C15 - 2**64
 _ROUNDS = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
 
