@@ -27,7 +27,7 @@ def assert_as_good_as_plain(result: Tensor, exact: Tensor, plain: Tensor, parts:
     largest, usual = (result.double() - exact).abs().max(), (plain.double() - exact).abs().max()
     _compare(largest, _FACTOR * usual + unit * exact.abs().max())
     sizes = [len(result)] if parts is None else list(parts)
-    for got, want, same in zip(result.split(sizes), exact.split(sizes), plain.split(sizes), strict=True):
+    for got, want, same in zip(*(torch.split(x, sizes) for x in (result, exact, plain)), strict=True):
         if want.numel():
             _compare(_rms(got.double() - want), _PART_FACTOR * _rms(same.double() - want) + unit * _rms(want))
 

@@ -53,7 +53,7 @@ WRONG = (
 import triton
 import triton.language as tl
 
-from nereid_kernels.triton_lang import paged_attention
+from nereid_kernels.triton_lang import paged_softmax
 
 
 @triton.jit
@@ -61,7 +61,7 @@ def widen(x, FORMAT: tl.constexpr, dtype: tl.constexpr):
     return x * 1.25
 
 
-paged_attention.widen = widen
+paged_softmax.widen = widen
 """
 )
 KERNELS = (
