@@ -156,15 +156,5 @@ def _kv_write(
 
 
 @_kv_write.register_fake
-def _(
-    key: Tensor,
-    value: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slot_mapping: Tensor,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    k_scales: Tensor | None,
-    v_scales: Tensor | None,
-) -> None:
+def _(*_: object) -> None:
     return None

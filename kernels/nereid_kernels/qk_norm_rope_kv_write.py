@@ -133,19 +133,5 @@ def _qk_norm_rope_kv_write(
 
 
 @_qk_norm_rope_kv_write.register_fake
-def _(
-    qkv: Tensor,
-    cos_sin: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slot_mapping: Tensor,
-    q_weight: Tensor | None,
-    k_weight: Tensor | None,
-    eps: float,
-    weight_offset: float,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    k_scales: Tensor | None,
-    v_scales: Tensor | None,
-) -> Tensor:
+def _(qkv: Tensor, cos_sin: Tensor, k_cache: Tensor, *_: object) -> Tensor:
     return _empty_queries(qkv, k_cache)
