@@ -22,8 +22,6 @@ from nereid_kernels.formats import QUANTISED
 from nereid_kernels.launch import run
 from nereid_kernels.splitting import SPLIT_QUERY
 
-MAX_TREE = 64  # query tokens of a sequence whose ancestors fit into one int64
-
 
 @dataclass(frozen=True, slots=True)
 class TreeMask:

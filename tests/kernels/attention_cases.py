@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nereid_kernels.paged_attention import MAX_TREE, TreeMask, paged_attention, plan_paged_attention
+from nereid_kernels.paged_attention import TreeMask, paged_attention, plan_paged_attention
 from nereid_kernels.reference import paged_attention as reference
+from nereid_kernels.splitting import MAX_TREE
 from tests.kernels.bounds import assert_as_good_as_plain
 
 

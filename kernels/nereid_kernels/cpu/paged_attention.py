@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from nereid_kernels.cpu.layout import flat_rows, row_index
+from nereid_kernels.splitting import MAX_TREE
 
 _KEY_TILE = 256
 _ROWS = 4
 _COLUMNS = 16
-_MAX_TREE = 64  # query tokens; a sequence of more is a chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ def _bucket(
     query_rows = torch.tensor([starts[m] for m in members])[:, None] + torch.arange(q)  # [n, q]
     distance = (lens[:, None] - q + torch.arange(q))[:, :, None] - slots  # [n, q, c]
     seen = distance >= 0
-    if tree is not None and 1 < q <= _MAX_TREE:  # then of one sequence; a single token sees itself in any case
+    if tree is not None and 1 < q <= MAX_TREE:  # then of one sequence; a single token sees itself in any case
         context_len = context - q
         query_at = tree.positions[query_rows]  # [1, q]
         key_at = torch.cat((slots[None, :context_len], query_at), dim=1)  # [1, c]

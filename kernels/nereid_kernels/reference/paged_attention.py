@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from nereid_kernels.splitting import MAX_TREE
+
 
 def paged_attention(
     query: Tensor,
@@ -38,7 +40,7 @@ def paged_attention(
         key_at = torch.arange(seq_len)
         query_at = torch.arange(context_len, seq_len)
         seen = key_at <= query_at[:, None]
-        if ancestors is not None and positions is not None and query_len <= 64:  # more is no tree, but a chunk
+        if ancestors is not None and positions is not None and query_len <= MAX_TREE:
             query_at = positions[rows].long()
             key_at = torch.cat((torch.arange(context_len), query_at))
             bits = (ancestors[rows, None] >> torch.arange(len(query_at))) & 1

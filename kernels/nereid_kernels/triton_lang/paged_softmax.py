@@ -10,11 +10,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from nereid_kernels.splitting import MAX_TREE
 from nereid_kernels.triton_lang.kv_format import widen
 from nereid_kernels.triton_lang.paging import load_block_ids
 
 LOG2E = tl.constexpr(1.4426950408889634)
-MAX_TREE = tl.constexpr(64)  # query tokens of a sequence whose ancestors fit into one int64
+_MAX_TREE = tl.constexpr(MAX_TREE)
 
 
 @triton.jit
@@ -97,7 +98,7 @@ def attend(
             is_draft = valid & (draft >= 0)
             at = tl.where(draft < 0, keys, tl.load(draft_positions_ptr + draft, mask=is_draft, other=0))
             bit = (ancestors[:, None] >> tl.minimum(tl.maximum(draft, 0), 63)[None, :].to(tl.int64)) & 1
-            if query_len <= MAX_TREE:
+            if query_len <= _MAX_TREE:
                 seen = (draft < 0)[None, :] | (bit != 0)
         seen = seen & valid[None, :]
         if WINDOW > 0:
