@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nereid.request import SamplingParams
+from nereid.request import SamplingParams, TokenLogprobs
 
 BlockIds = tuple[tuple[int, ...], ...]  # block ids by KV cache group
 
@@ -53,12 +53,35 @@ class SchedulerOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class GuideMasks:
+    """What the guides of a step allow, for those of its rows that sample and have one.
+
+    bitmask: int32 words, [len(request_ids), ceil(vocabulary / 32)], in the machine's byte order; bit t % 32 of word
+    t // 32 is set where token t is allowed.
+    """
+
+    step: int
+    request_ids: tuple[int, ...]
+    bitmask: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class SampledToken:
-    """A drawn token. error: why none could be drawn (the id is then -1)."""
+    """A drawn token. error: why none could be drawn (the id is then -1).  logprobs: where they were asked for."""
 
     request_id: int
     token_id: int
     error: str | None = None
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Of a request's prompt, positions from `start` on: of the tokens that stand there."""
+
+    request_id: int
+    start: int
+    logprobs: tuple[TokenLogprobs, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +90,7 @@ class StepResult:
 
     step: int
     sampled: tuple[SampledToken, ...]
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Engine: one loop thread that takes messages, runs steps and gives out what requests gained.
 
-The loop thread owns all state of the engine; other threads speak to it by `submit`, `cancel` and `drain` alone, and
-hear from it by the `emit` callable, which gets tuples of RequestOutput. Messages and outputs are plain data.
+The loop thread owns the core and with it all state of the engine; other threads speak to it by `submit`, `cancel` and
+`drain` alone, and hear from it by the `emit` callable, which gets tuples of RequestOutput. Messages and outputs are
+plain data.
 
 Invariant: every submitted request gets exactly one finished output, on every path; where the loop dies, all requests
 get theirs at once, and later ones in `submit`.
@@ -13,36 +14,15 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
-from nereid.batch import Capacity, EngineStats, SchedulerOutput, StepResult
+from nereid.batch import Capacity, EngineStats
 from nereid.config import EngineConfig
-from nereid.errors import (
-    EngineDeadError,
-    EngineError,
-    EngineStoppedError,
-    ExecutorError,
-    NereidError,
-    NumericsError,
-    QueueTimeoutError,
-    RequestCancelledError,
-)
+from nereid.engine_core import EngineCore, as_data
+from nereid.errors import EngineDeadError, EngineError, EngineStoppedError
 from nereid.executor import Executor
-from nereid.kv_cache.manager import KVCacheManager
 from nereid.model_config import ModelConfig
-from nereid.output_processor import OutputProcessor
-from nereid.request import (
-    Cancel,
-    Drain,
-    EngineMessage,
-    FinishReason,
-    Request,
-    RequestFailure,
-    RequestOutput,
-    RequestStatus,
-    Submit,
-)
-from nereid.scheduler import Advance, RequestState, Scheduler
+from nereid.request import Cancel, Drain, EngineMessage, Request, RequestOutput, Submit
 from nereid.tokenization.tokenizer import Tokenizer
 
 _LOG = logging.getLogger(__name__)
@@ -59,11 +39,10 @@ class Engine:
     ) -> None:
         self._config = config
         self._model = model
+        self._tokenizer = tokenizer
         self._executor = executor
         self._emit = emit
-        self._outputs = OutputProcessor(tokenizer)
         self._inbox: queue.SimpleQueue[EngineMessage] = queue.SimpleQueue()
-        self._states: dict[int, RequestState] = {}
         self._failure: EngineError | None = None  # set: nothing is taken any more, and why
         self._gate = threading.Lock()  # makes "failed?" and "put" one act, so that no message is left behind
         self._drain_deadline: float | None = None
@@ -72,10 +51,7 @@ class Engine:
     def start(self) -> Capacity:
         """Load the model and start the loop. Raises ConfigError or ModelLoadError."""
         capacity = self._executor.start()
-        self._kv_cache = KVCacheManager(capacity.num_blocks, capacity.group_block_sizes)
-        wanted = self._config.max_model_len or self._model.max_position_embeddings
-        self.max_model_len = min(wanted, self._model.max_position_embeddings, self._kv_cache.max_tokens)
-        self._scheduler = Scheduler(self._config, self._kv_cache, self.max_model_len, self._model.eos_token_ids)
+        self._core = EngineCore(self._config, capacity, self._model, self._tokenizer, self._executor)
         self._thread.start()
         return capacity
 
@@ -84,7 +60,7 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Take a request; what becomes of it, a refusal too, comes by `emit`."""
         if failure := self._put(Submit(request)):
-            self._emit((RequestOutput(request.request_id, failure=_as_data(failure)),))
+            self._emit((RequestOutput(request.request_id, failure=as_data(failure)),))
 
     def cancel(self, request_id: int) -> None:
         """End a request with a CANCELLED failure; nothing happens where it has ended."""
@@ -109,11 +85,13 @@ class Engine:
 
     @property
     def stats(self) -> EngineStats:
-        """Counts as of now; read without a lock, each right by itself."""
-        scheduler = self._scheduler
-        return EngineStats(
-            scheduler.num_running, scheduler.num_waiting, self._kv_cache.usage, scheduler.num_preemptions
-        )
+        """Counts as of now, for any thread."""
+        return self._core.stats
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a request's prompt and output together."""
+        return self._core.max_model_len
 
     def _put(self, message: EngineMessage) -> EngineError | None:
         with self._gate:
@@ -128,11 +106,12 @@ class Engine:
         was_idle = True
         try:
             while not self._drained():
-                idle = not self._scheduler.has_work
+                idle = not self._core.has_work
                 if idle and not was_idle:
-                    self._scheduler.check_integrity()
+                    self._core.check_integrity()
                 self._receive(block=idle)
-                self.step()
+                self._give_out(self._core.expire(time.monotonic()))
+                self._give_out(self._core.step())
                 was_idle = idle
             failure = EngineStoppedError()
         except BaseException as error:  # whatever it is, requests must hear of it
@@ -143,14 +122,6 @@ class Engine:
             self._executor.shutdown()
             _LOG.info("the engine has ended; the model's memory is freed")
 
-    def step(self) -> None:
-        """One step: end what ran out of time, schedule, run, sample, give out."""
-        self._give_out(self._expire(time.monotonic()))
-        plan = self._scheduler.schedule()
-        if plan.scheduled or plan.finished_ids:
-            advances = self._scheduler.update(plan, self._run(plan))
-            self._give_out(self._advance(advance) for advance in advances)
-
     def _give_out(self, outputs: Iterable[RequestOutput]) -> None:
         """Emit all that `outputs` yields, also where it stops with an error: those requests are forgotten already."""
         made: list[RequestOutput] = []
@@ -160,13 +131,6 @@ class Engine:
         finally:
             if made:
                 self._emit(tuple(made))
-
-    def _run(self, plan: SchedulerOutput) -> StepResult:
-        timeout_s = self._config.step_timeout_s
-        try:
-            return self._executor.submit(plan).result(timeout_s)
-        except TimeoutError as error:
-            raise ExecutorError(f"step {plan.step} took longer than step_timeout_s ({timeout_s})") from error
 
     def _receive(self, *, block: bool) -> None:
         """Handle all messages that are there; wait for one where there is nothing else to do."""
@@ -183,68 +147,29 @@ class Engine:
             case Submit(request):
                 self._accept(request)
             case Cancel(request_id):
-                if state := self._states.get(request_id):
-                    self._emit((self._end_failed(state, RequestCancelledError("the request was cancelled")),))
+                self._give_out(self._core.cancel(request_id))
             case Drain(deadline):
                 self._drain_deadline = min(deadline, self._drain_deadline or deadline)
 
     def _accept(self, request: Request) -> None:
-        try:
-            if self._drain_deadline is not None:
-                raise EngineStoppedError()
-            self._states[request.request_id] = self._scheduler.add(request)
-            self._outputs.add(request)
-        except NereidError as error:
-            self._emit((RequestOutput(request.request_id, failure=_as_data(error)),))
-
-    def _advance(self, advance: Advance) -> RequestOutput:
-        state = advance.state
-        if advance.error is not None:
-            return self._end_failed(state, NumericsError(advance.error))
-        output = self._outputs.advance(state.request_id, advance.token_id, advance.finish_reason)
-        if output.finished:
-            self._forget(state)
-        return output
-
-    def _expire(self, now: float) -> Iterator[RequestOutput]:
-        """End the requests whose deadline has passed, and those that waited too long."""
-        queue_timeout_s = self._config.queue_timeout_ms / 1e3
-        for state in list(self._scheduler.requests()):
-            request = state.request
-            if request.deadline is not None and now >= request.deadline:
-                self._forget(state)
-                yield self._outputs.end(request.request_id, FinishReason.TIMEOUT)
-            elif state.status is RequestStatus.WAITING and now - request.arrival_time >= queue_timeout_s:
-                waited = f"not scheduled within queue_timeout_ms ({self._config.queue_timeout_ms})"
-                yield self._end_failed(state, QueueTimeoutError(waited))
-
-    def _end_failed(self, state: RequestState, error: NereidError) -> RequestOutput:
-        self._forget(state)
-        return self._outputs.fail(state.request_id, _as_data(error))
-
-    def _forget(self, state: RequestState) -> None:
-        self._scheduler.finish(state)
-        del self._states[state.request_id]
+        if self._drain_deadline is not None:
+            self._emit((RequestOutput(request.request_id, failure=as_data(EngineStoppedError())),))
+        else:
+            self._give_out(self._core.accept(request))
 
     def _drained(self) -> bool:
         if self._drain_deadline is None:
             return False
-        return not self._states or time.monotonic() >= self._drain_deadline
+        return not self._core.request_ids or time.monotonic() >= self._drain_deadline
 
     def _fail_all(self, failure: EngineError) -> None:
         """The loop's last act: close the inbox, and fail what runs, what waits and what has just come in."""
         with self._gate:
             self._failure = failure
-        request_ids = list(self._states)
+        outputs = list(self._core.failures(failure))
         while not self._inbox.empty():
             message = self._inbox.get_nowait()
             if isinstance(message, Submit):
-                request_ids.append(message.request.request_id)
-        data = _as_data(failure)
-        self._emit(tuple(RequestOutput(request_id, failure=data) for request_id in request_ids))
-        for state in list(self._states.values()):
-            self._forget(state)
-
-
-def _as_data(error: NereidError) -> RequestFailure:
-    return RequestFailure(error.code, str(error))
+                outputs.append(RequestOutput(message.request.request_id, failure=as_data(failure)))
+        self._emit(tuple(outputs))
+        self._core.clear()

@@ -6,11 +6,12 @@ Owns the model, the KV cache's memory and the batch state. Used by the executor'
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from nereid.batch import Capacity, SampledToken, ScheduledRequest, SchedulerOutput, StepResult
+from nereid.batch import Capacity, GuideMasks, SampledToken, ScheduledRequest, SchedulerOutput, StepResult
 from nereid.config import EngineConfig
 from nereid.errors import ConfigError
 from nereid.kv_cache.groups import groups_of
@@ -62,8 +63,8 @@ class ModelRunner:
         return self._cache
 
     @torch.inference_mode()
-    def run(self, plan: SchedulerOutput) -> StepResult:
-        """Carry out one plan."""
+    def run(self, plan: SchedulerOutput, masks: Callable[[], GuideMasks]) -> StepResult:
+        """Carry out one plan. masks: waits for the step's, asked for only where a row that samples has a guide."""
         self._batch.apply(plan)
         if not plan.scheduled:
             return StepResult(plan.step, ())

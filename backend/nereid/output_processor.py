@@ -5,9 +5,11 @@ Used by the loop thread alone. Invariant: after the output that ends a request n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from nereid.request import FinishReason, Request, RequestFailure, RequestOutput
+from nereid.batch import PromptLogprobs
+from nereid.request import FinishReason, Request, RequestOutput, SamplingParams, TokenLogprobs
 from nereid.tokenization.detokenizer import Detokenizer
 from nereid.tokenization.stop_checker import StopChecker
 from nereid.tokenization.tokenizer import Tokenizer
@@ -15,10 +17,20 @@ from nereid.tokenization.tokenizer import Tokenizer
 
 @dataclass(slots=True)
 class _TextState:
+    sampling: SamplingParams
+    num_prompt_tokens: int
     detokenizer: Detokenizer
     stop_checker: StopChecker
-    min_tokens: int
     num_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    def take_prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """All of them, once, as soon as the last one is known."""
+        taken: tuple[TokenLogprobs, ...] = ()
+        if self.prompt_logprobs and len(self.prompt_logprobs) == self.num_prompt_tokens - 1:
+            taken = tuple(self.prompt_logprobs)
+            self.prompt_logprobs = []
+        return taken
 
 
 class OutputProcessor:
@@ -30,11 +42,21 @@ class OutputProcessor:
 
     def add(self, request: Request) -> None:
         """Make ready for a request's tokens."""
-        detokenizer = Detokenizer(self._tokenizer, request.prompt_token_ids)
-        sampling = request.sampling
-        self._states[request.request_id] = _TextState(detokenizer, StopChecker(sampling.stop), sampling.min_tokens)
+        sampling, prompt = request.sampling, request.prompt_token_ids
+        detokenizer = Detokenizer(self._tokenizer, prompt, show_control_tokens=sampling.show_control_tokens)
+        checker = StopChecker(sampling.stop, include_stop=sampling.include_stop)
+        self._states[request.request_id] = _TextState(sampling, len(prompt), detokenizer, checker)
 
-    def advance(self, request_id: int, token_id: int, reason: FinishReason | None) -> RequestOutput:
+    def keep_prompt_logprobs(self, entries: Sequence[PromptLogprobs]) -> None:
+        """Keep what a step told of prompts; what is known already (a preempted request computes it anew) is dropped."""
+        for entry in entries:
+            if (state := self._states.get(entry.request_id)) and state.num_tokens == 0:
+                known = len(state.prompt_logprobs) + 1  # the first position has none
+                state.prompt_logprobs += entry.logprobs[max(0, known - entry.start) :]
+
+    def advance(
+        self, request_id: int, token_id: int, reason: FinishReason | None, logprobs: TokenLogprobs | None = None
+    ) -> RequestOutput:
         """The output that a token brings; `reason` is why the token ends the request, where it does.
 
         A token that stops the request is counted but not shown. A stop string turns the output into one that ends.
@@ -44,28 +66,33 @@ class OutputProcessor:
         text = "" if reason is FinishReason.STOP else state.detokenizer.append(token_id)
         if reason is not None:
             text += state.detokenizer.flush()
-        if state.num_tokens <= state.min_tokens:
-            shown, stopped = text, False  # no stop of any kind before min_tokens
-        else:
-            shown, stopped = state.stop_checker.append(text)
-        if stopped:
+        shown, stopped_by = self._checked(state, text)
+        stop_reason: str | int | None = stopped_by
+        if stopped_by is not None:
             reason = FinishReason.STOP
         elif reason is not None:
             shown += state.stop_checker.flush()
+            if reason is FinishReason.STOP and token_id in state.sampling.stop_token_ids:
+                stop_reason = token_id
         if reason is not None:
             self.drop(request_id)
-        return RequestOutput(request_id, shown, 1, reason)
+        told = (logprobs,) if logprobs is not None else ()
+        return RequestOutput(
+            request_id, shown, (token_id,), told, state.take_prompt_logprobs(), reason, stop_reason=stop_reason
+        )
+
+    @staticmethod
+    def _checked(state: _TextState, text: str) -> tuple[str, str | None]:
+        if state.num_tokens <= state.sampling.min_tokens:
+            return text, None  # no stop of any kind before min_tokens
+        return state.stop_checker.append(text)
 
     def end(self, request_id: int, reason: FinishReason) -> RequestOutput:
         """End a request between two tokens: what was held back is shown."""
         state = self._states.pop(request_id)
         shown, _ = state.stop_checker.append(state.detokenizer.flush())
-        return RequestOutput(request_id, shown + state.stop_checker.flush(), 0, reason)
-
-    def fail(self, request_id: int, failure: RequestFailure) -> RequestOutput:
-        """End a request with an error."""
-        self.drop(request_id)
-        return RequestOutput(request_id, failure=failure)
+        return RequestOutput(request_id, shown + state.stop_checker.flush(), finish_reason=reason)
 
     def drop(self, request_id: int) -> None:
+        """Forget a request that ends with an error."""
         self._states.pop(request_id, None)

@@ -18,7 +18,7 @@ from nereid.batch import BlockIds, NewRequest, ScheduledRequest, SchedulerOutput
 from nereid.config import EngineConfig
 from nereid.errors import InvalidRequestError, QueueFullError
 from nereid.kv_cache.manager import KVCacheManager
-from nereid.request import FinishReason, Request, RequestStatus
+from nereid.request import FinishReason, Request, RequestStatus, TokenLogprobs
 
 
 @dataclass(slots=True)
@@ -50,6 +50,7 @@ class Advance:
     token_id: int
     finish_reason: FinishReason | None = None
     error: str | None = None
+    logprobs: TokenLogprobs | None = None
 
 
 class Scheduler:
@@ -199,7 +200,7 @@ class Scheduler:
                 if token.error is None:
                     state.output_token_ids.append(token.token_id)
                 reason = self._finish_reason(state) if token.error is None else None
-                advances.append(Advance(state, token.token_id, reason, token.error))
+                advances.append(Advance(state, token.token_id, reason, token.error, token.logprobs))
         return advances
 
     def _finish_reason(self, state: RequestState) -> FinishReason | None:

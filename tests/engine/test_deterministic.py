@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nereid.batch import SchedulerOutput
+from nereid.batch import SchedulerOutput, StepResult
 from nereid.config import EngineConfig
 from nereid.errors import ConfigError
 from nereid.kv_cache.storage import KVCacheStorage
@@ -34,12 +34,12 @@ def logits_by_request(
     """Of each request, the logits of every position that drew a token, in order."""
     engine = SteppedEngine(directory, {"deterministic": True, **settings})
     seen: dict[int, list[torch.Tensor]] = {request.request_id: [] for request in requests}
-    runner, forward = engine.runner, engine.runner.model.forward
+    runner, forward, compute = engine.runner, engine.runner.model.forward, engine.compute
     plans: list[SchedulerOutput] = []
 
-    def run(plan: SchedulerOutput, run: object = runner.run) -> object:
+    def run(plan: SchedulerOutput) -> StepResult:
         plans.append(plan)
-        return run(plan)  # type: ignore[operator]
+        return compute(plan)
 
     def record(batch: ModelInput, cache: KVCacheStorage) -> torch.Tensor:
         logits = forward(batch, cache)
@@ -48,7 +48,10 @@ def logits_by_request(
             seen[row.request_id].append(row_logits.clone())
         return logits
 
-    with unittest.mock.patch.object(runner, "run", run), unittest.mock.patch.object(runner.model, "forward", record):
+    with (
+        unittest.mock.patch.object(engine, "compute", run),
+        unittest.mock.patch.object(runner.model, "forward", record),
+    ):
         engine.run(requests)
     return seen
 

@@ -41,7 +41,7 @@ class Outputs:
         output = self.queue.get(timeout=WAIT_S)
         assert output.request_id not in self.ends, "an output after the end"
         self.texts[output.request_id] = self.texts.get(output.request_id, "") + output.text
-        self.counts[output.request_id] = self.counts.get(output.request_id, 0) + output.num_new_tokens
+        self.counts[output.request_id] = self.counts.get(output.request_id, 0) + len(output.token_ids)
         if output.finished:
             self.ends[output.request_id] = output
         return output

@@ -104,7 +104,7 @@ def test_nan_logits_end_that_request_alone(model: transformers.LlamaForCausalLM,
     victim_block = engine.kv_cache.tables[1][0][0]
     engine.runner.kv_cache.pool[victim_block].fill_(float("nan"))
     plan = engine.scheduler.schedule()
-    advances = engine.scheduler.update(plan, engine.runner.run(plan))
+    advances = engine.scheduler.update(plan, engine.compute(plan))
     assert [advance.error is None for advance in advances] == [True, False, True]
     for advance in advances:
         if advance.error:

@@ -10,7 +10,7 @@ import tokenizers
 import torch
 import transformers
 
-from nereid.batch import StepResult
+from nereid.batch import GuideMasks, SchedulerOutput, StepResult
 from nereid.config import EngineConfig
 from nereid.kv_cache.manager import KVCacheManager
 from nereid.model_config import ModelConfig
@@ -45,6 +45,10 @@ def make_tiny_llama(directory: Path) -> transformers.LlamaForCausalLM:
     return model
 
 
+def _no_masks() -> GuideMasks:
+    raise AssertionError("masks were asked for")
+
+
 @dataclass
 class SteppedEngine:
     """Scheduler and runner without threads; every block is full of NaN before it is used."""
@@ -65,10 +69,14 @@ class SteppedEngine:
         self.tokens: dict[int, list[int]] = {}
         self.used: set[int] = set()
 
+    def compute(self, plan: SchedulerOutput) -> StepResult:
+        """Run a plan; no request of these engines has a guide."""
+        return self.runner.run(plan, _no_masks)
+
     def step(self) -> list[Advance]:
         """One step; requests that end are finished; blocks that fall free are filled with NaN again."""
         plan = self.scheduler.schedule()
-        result: StepResult = self.runner.run(plan)
+        result = self.compute(plan)
         advances = self.scheduler.update(plan, result)
         for advance in advances:
             assert advance.error is None, advance.error

@@ -78,12 +78,13 @@ def cuts(text: str, max_cuts: int) -> list[list[str]]:
     return found
 
 
-def check_stop(parts: list[str], *stop: str) -> tuple[str, bool, list[str]]:
-    checker, shown = StopChecker(stop), []
+def check_stop(parts: list[str], *stop: str, include: bool = False) -> tuple[str, bool, list[str]]:
+    checker, shown = StopChecker(stop, include_stop=include), []
     for part in parts:
-        text, stopped = checker.append(part)
+        text, found = checker.append(part)
         shown.append(text)
-        if stopped:
+        if found is not None:
+            assert found in stop
             return "".join(shown), True, shown
     return "".join(shown) + checker.flush(), False, shown
 
@@ -98,6 +99,11 @@ def test_no_part_of_a_stop_string_is_shown_however_it_is_cut() -> None:
 def test_a_near_miss_is_shown_whole() -> None:
     for parts in cuts("ABC DEFGHIX DEFG", 3):
         assert check_stop(parts, "DEFGHIJ")[:2] == ("ABC DEFGHIX DEFG", False)
+
+
+def test_a_stop_string_is_shown_where_it_was_asked_for() -> None:
+    for parts in cuts("...ABC DEFGHIJ tail", 3):
+        assert check_stop(parts, "DEFGHIJ", include=True)[:2] == ("...ABC DEFGHIJ", True)
 
 
 def test_the_earliest_of_several_stops_wins() -> None:
@@ -119,7 +125,7 @@ def outputs(tokenizer: Tokenizer, text: str, **sampling: object) -> tuple[str, F
     shown, count = "", 0
     for token in tokenizer.encode(text):
         output = processor.advance(1, token, None)
-        shown, count = shown + output.text, count + output.num_new_tokens
+        shown, count = shown + output.text, count + len(output.token_ids)
         if output.finished:
             return shown, output.finish_reason, count
     return shown + processor.end(1, FinishReason.TIMEOUT).text, FinishReason.TIMEOUT, count

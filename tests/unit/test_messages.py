@@ -6,7 +6,16 @@ import pickle
 
 import pytest
 
-from nereid.batch import Capacity, NewRequest, SampledToken, ScheduledRequest, SchedulerOutput, StepResult
+from nereid.batch import (
+    Capacity,
+    GuideMasks,
+    NewRequest,
+    PromptLogprobs,
+    SampledToken,
+    ScheduledRequest,
+    SchedulerOutput,
+    StepResult,
+)
 from nereid.errors import ErrorCode
 from nereid.request import (
     Cancel,
@@ -15,17 +24,20 @@ from nereid.request import (
     Request,
     RequestFailure,
     RequestOutput,
+    RequestStats,
     SamplingParams,
     Submit,
+    TokenLogprobs,
 )
 
 SAMPLING = SamplingParams(temperature=0.7, stop=("a", "b"), stop_token_ids=(3,), seed=2**64 - 1)
+LOGPROBS = TokenLogprobs(5, -0.5, 1, ((5, -0.5), (9, -1.5)))
 MESSAGES = [
     Submit(Request(1, (1, 2, 3), SAMPLING, 1.5, 2.5)),
     Cancel(1),
     Drain(9.0),
-    RequestOutput(1, "text", 2),
-    RequestOutput(1, "é", 1, FinishReason.STOP),
+    RequestOutput(1, "text", (5, 6), (LOGPROBS, LOGPROBS), (LOGPROBS,)),
+    RequestOutput(1, "é", (7,), finish_reason=FinishReason.STOP, stop_reason=7, stats=RequestStats(1.0, 2.0)),
     RequestOutput(1, failure=RequestFailure(ErrorCode.UNAVAILABLE, "why")),
     SchedulerOutput(
         7,
@@ -33,7 +45,12 @@ MESSAGES = [
         (ScheduledRequest(1, 0, 2, ((4, 5),), restarted=False, samples=True),),
         (9,),
     ),
-    StepResult(7, (SampledToken(1, 42), SampledToken(2, -1, "NaN"))),
+    GuideMasks(7, (1,), bytes(8)),
+    StepResult(
+        7,
+        (SampledToken(1, 42, logprobs=LOGPROBS), SampledToken(2, -1, "NaN")),
+        (PromptLogprobs(3, 1, (LOGPROBS,)),),
+    ),
     Capacity(100, 4096, (16,)),
 ]
 
@@ -46,6 +63,11 @@ def test_messages_survive_pickling(message: object) -> None:
 
 def test_outputs_merge_to_what_they_were_one_by_one() -> None:
     merged = (
-        RequestOutput(1, "a", 1).merge(RequestOutput(1, "", 1)).merge(RequestOutput(1, "b", 1, FinishReason.LENGTH))
+        RequestOutput(1, "a", (1,), (LOGPROBS,), (LOGPROBS,))
+        .merge(RequestOutput(1, "", (2,), (LOGPROBS,)))
+        .merge(RequestOutput(1, "b", (3,), (LOGPROBS,), finish_reason=FinishReason.STOP, stop_reason="x"))
     )
-    assert merged == RequestOutput(1, "ab", 3, FinishReason.LENGTH) and merged.finished
+    assert merged == RequestOutput(
+        1, "ab", (1, 2, 3), (LOGPROBS,) * 3, (LOGPROBS,), finish_reason=FinishReason.STOP, stop_reason="x"
+    )
+    assert merged.finished

@@ -68,9 +68,9 @@ def test_each_delta_is_a_response_and_the_last_one_is_final() -> None:
     stream, channel = make(), Channel()
     stream.register(1, channel, options())
     for count, text in enumerate(("a", "b"), start=1):
-        stream.emit((RequestOutput(1, text, 1),))
+        stream.emit((RequestOutput(1, text, (7,)),))
         wait_for(partial(channel.has_replies, count))
-    stream.emit((RequestOutput(1, "c", 1, FinishReason.STOP),))
+    stream.emit((RequestOutput(1, "c", (7,), finish_reason=FinishReason.STOP),))
     wait_for(lambda: channel.ended)
     stream.close(5)
     assert [(r.text_output, r.finish_reason, r.num_output_tokens, final) for r, final in channel.replies] == [
@@ -85,8 +85,13 @@ def test_what_piles_up_is_merged_and_nothing_is_lost() -> None:
     stream.register(1, slow, options())
     stream.register(2, fast, options())
     for index in range(200):
-        stream.emit((RequestOutput(1, f"{index},", 1), RequestOutput(2, f"{index};", 1)))
-    stream.emit((RequestOutput(1, "", 0, FinishReason.LENGTH), RequestOutput(2, "", 0, FinishReason.LENGTH)))
+        stream.emit((RequestOutput(1, f"{index},", (7,)), RequestOutput(2, f"{index};", (7,))))
+    stream.emit(
+        (
+            RequestOutput(1, "", finish_reason=FinishReason.LENGTH),
+            RequestOutput(2, "", finish_reason=FinishReason.LENGTH),
+        )
+    )
     assert slow.gate is not None
     slow.gate.set()
     wait_for(lambda: slow.ended and fast.ended)
@@ -102,8 +107,8 @@ def test_a_request_that_does_not_stream_gets_one_response_with_its_prompt() -> N
     stream, channel = make(), Channel()
     stream.register(1, channel, options(stream=False, prefix="prompt "))
     for index in range(5):
-        stream.emit((RequestOutput(1, str(index), 1),))
-    stream.emit((RequestOutput(1, "", 0, FinishReason.TIMEOUT),))
+        stream.emit((RequestOutput(1, str(index), (7,)),))
+    stream.emit((RequestOutput(1, "", finish_reason=FinishReason.TIMEOUT),))
     wait_for(lambda: channel.ended)
     stream.close(5)
     ((reply, final),) = channel.replies
@@ -113,8 +118,8 @@ def test_a_request_that_does_not_stream_gets_one_response_with_its_prompt() -> N
 def test_a_token_without_text_waits_for_text() -> None:
     stream, channel = make(), Channel()
     stream.register(1, channel, options())
-    stream.emit((RequestOutput(1, "", 1),))
-    stream.emit((RequestOutput(1, "é", 1, FinishReason.STOP),))
+    stream.emit((RequestOutput(1, "", (7,)),))
+    stream.emit((RequestOutput(1, "é", (7,), finish_reason=FinishReason.STOP),))
     wait_for(lambda: channel.ended)
     stream.close(5)
     assert [(r.text_output, r.num_output_tokens) for r, _ in channel.replies] == [("é", 2)]
@@ -138,8 +143,8 @@ def test_a_send_that_fails_cancels_that_request_alone() -> None:
     stream, broken, good = make(cancelled), Channel(broken=True), Channel()
     stream.register(1, broken, options())
     stream.register(2, good, options())
-    stream.emit((RequestOutput(1, "a", 1), RequestOutput(2, "a", 1)))
-    stream.emit((RequestOutput(2, "b", 1, FinishReason.STOP),))
+    stream.emit((RequestOutput(1, "a", (7,)), RequestOutput(2, "a", (7,))))
+    stream.emit((RequestOutput(2, "b", (7,), finish_reason=FinishReason.STOP),))
     wait_for(lambda: good.ended)
     stream.close(5)
     assert cancelled == [1]
@@ -148,6 +153,6 @@ def test_a_send_that_fails_cancels_that_request_alone() -> None:
 def test_closing_sends_what_is_there() -> None:
     stream, channel = make(), Channel()
     stream.register(1, channel, options())
-    stream.emit((RequestOutput(1, "x", 1, FinishReason.STOP),))
+    stream.emit((RequestOutput(1, "x", (7,), finish_reason=FinishReason.STOP),))
     stream.close(5)
     assert channel.ended

@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "kv_cache": {"batch", "model_config"},
     "tokenization": {"errors"},
     "sampling": set(),
-    "output_processor": {"request", "tokenization"},
+    "output_processor": {"batch", "request", "tokenization"},
     "scheduler": {"batch", "config", "errors", "kv_cache", "request"},
     "executor": {"batch", "errors"},
     "model_input": {"batch", "kv_cache", "request"},
@@ -31,9 +31,12 @@ ALLOWED: dict[str, set[str]] = {
     "model_runner": {
         "batch", "config", "errors", "kv_cache", "model_config", "model_input", "models", "sampling",
     },
-    "engine": {
+    "engine_core": {
         "batch", "config", "errors", "executor", "kv_cache", "model_config", "output_processor", "request",
         "scheduler", "tokenization",
+    },
+    "engine": {
+        "batch", "config", "engine_core", "errors", "executor", "model_config", "request", "tokenization",
     },
     "build": {
         "batch", "config", "engine", "executor", "model_config", "model_runner", "models", "tokenization",
@@ -45,6 +48,7 @@ WITHOUT_TORCH = [
     "batch",
     "config",
     "engine",
+    "engine_core",
     "errors",
     "request",
     "scheduler",

@@ -163,5 +163,5 @@ def make_reply(output: RequestOutput, options: ReplyOptions) -> Reply:
         options.prefix + output.text,
         reason if options.return_finish_reason else None,
         options.num_input_tokens if options.return_num_input_tokens else None,
-        output.num_new_tokens if options.return_num_output_tokens else None,
+        len(output.token_ids) if options.return_num_output_tokens else None,
     )

@@ -25,10 +25,13 @@ class Detokenizer:
     A run of byte-fallback tokens is decoded here, since the library decodes such a run whole or not at all.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_token_ids: tuple[int, ...], *, show_control_tokens: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
-        self._window = [i for i in prompt_token_ids[-_CONTEXT_TOKENS:] if tokenizer.is_shown(i)]
-        self._shown = tokenizer.decode(self._window)  # how much of the window's text is the prompt's or given out
+        self._show_control_tokens = show_control_tokens
+        self._window = [i for i in prompt_token_ids[-_CONTEXT_TOKENS:] if self._is_shown(i)]
+        self._shown = self._decode(self._window)  # how much of the window's text is the prompt's or given out
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._in_run = False  # the window ends in byte-fallback tokens, which are in `_utf8`
         for token_id in self._window:
@@ -36,25 +39,31 @@ class Detokenizer:
 
     def append(self, token_id: int) -> str:
         """The text that this token makes certain; empty while a character is incomplete."""
-        if not self._tokenizer.is_shown(token_id):
+        if not self._is_shown(token_id):
             return ""
         if self._tokenizer.byte_of(token_id) is not None:
             self._window.append(token_id)
             return self._take_byte(token_id)
         before = self._end_run()
         self._window.append(token_id)
-        text = self._tokenizer.decode(self._window)
+        text = self._decode(self._window)
         new = self._give_out(text, text.removesuffix(_INCOMPLETE))
         if len(self._window) > _LONGEST_WINDOW:
             del self._window[:-_CONTEXT_TOKENS]
-            self._shown = self._tokenizer.decode(self._window).removesuffix(_INCOMPLETE)
+            self._shown = self._decode(self._window).removesuffix(_INCOMPLETE)
         return before + new
 
     def flush(self) -> str:
         """What is still held back, shown as it is: an incomplete character becomes U+FFFD."""
         before = self._end_run()
-        text = self._tokenizer.decode(self._window)
+        text = self._decode(self._window)
         return before + self._give_out(text, text)
+
+    def _is_shown(self, token_id: int) -> bool:
+        return self._tokenizer.is_shown(token_id, control_tokens=self._show_control_tokens)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, control_tokens=self._show_control_tokens)
 
     def _take_byte(self, token_id: int) -> str:
         """The characters that a byte-fallback token completes; any other token ends the run."""
@@ -70,7 +79,7 @@ class Detokenizer:
         if not self._in_run:
             return ""
         self._in_run = False
-        self._shown = self._tokenizer.decode(self._window)
+        self._shown = self._decode(self._window)
         return self._utf8.decode(b"", final=True)
 
     def _give_out(self, text: str, certain: str) -> str:

@@ -1,7 +1,7 @@
 """StopChecker: finds stop strings in a growing text, and holds back what may become one. One object a request.
 
-Invariants: no part of a stop string that ends the text is ever given out; text that turned out not to be one is given
-out whole; of several stop strings the one that begins earliest wins.
+Invariants: no part of a stop string that ends the text is ever given out, unless it was asked for; text that turned out
+not to be one is given out whole; of several stop strings the one that begins earliest wins.
 """
 
 from __future__ import annotations
@@ -10,20 +10,23 @@ from __future__ import annotations
 class StopChecker:
     """Stop strings over text that arrives in pieces of any size."""
 
-    def __init__(self, stop: tuple[str, ...]) -> None:
+    def __init__(self, stop: tuple[str, ...], *, include_stop: bool = False) -> None:
+        """include_stop: the stop string that was found is shown, as the end of the text."""
         self._stop = stop
+        self._include_stop = include_stop
         self._held = ""
 
-    def append(self, text: str) -> tuple[str, bool]:
-        """Take in new text. Returns the text that can be shown, and whether a stop string was found."""
+    def append(self, text: str) -> tuple[str, str | None]:
+        """Take in new text. Returns the text that can be shown, and the stop string that was found."""
         text = self._held + text
-        starts = [start for stop in self._stop if (start := text.find(stop)) >= 0]
-        if starts:
+        found = [(start, stop) for stop in self._stop if (start := text.find(stop)) >= 0]
+        if found:
             self._held = ""
-            return text[: min(starts)], True
+            start, stop = min(found, key=lambda place: place[0])
+            return text[: start + len(stop) if self._include_stop else start], stop
         keep = max((_overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - keep :]
-        return text[: len(text) - keep], False
+        return text[: len(text) - keep], None
 
     def flush(self) -> str:
         """What is held back, at the end of the text."""

@@ -52,9 +52,9 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             raise InvalidRequestError.of_field("text_input", text, "Unicode text without lone surrogates") from error
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of `token_ids`, control tokens left out; ids that name no token give no text."""
-        return self._tokenizer.decode(token_ids, skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], *, control_tokens: bool = False) -> str:
+        """The text of `token_ids`, control tokens left out or spelled; ids that name no token give no text."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=not control_tokens)
 
     def name_of(self, token_id: int) -> str | None:
         """How the token is spelled in the vocabulary; None where the id names no token."""
@@ -65,9 +65,11 @@ class Tokenizer:
         """The byte that a byte-fallback token stands for (SentencePiece's <0xNN>); None for all others."""
         return self._bytes.get(token_id)
 
-    def is_shown(self, token_id: int) -> bool:
-        """Whether the id can give text: it is no control token, and names a token at all."""
-        return token_id not in self._control_ids and self._tokenizer.id_to_token(token_id) is not None
+    def is_shown(self, token_id: int, *, control_tokens: bool = False) -> bool:
+        """Whether the id can give text: it is no control token (or these are shown), and names a token at all."""
+        if token_id in self._control_ids and not control_tokens:
+            return False
+        return self._tokenizer.id_to_token(token_id) is not None
 
 
 def _byte_tokens(tokenizer: tokenizers.Tokenizer) -> dict[int, int]:
