@@ -37,7 +37,9 @@ class ModelRunner:
         dtype, device = choose_dtype(config.dtype), torch.device("cpu")
         self._backend = choose_backend(config, device)
         self._eos_token_ids = model_config.eos_token_ids
-        self._model = load_model(directory, model_config, dtype, Kernels(self._backend, config.deterministic))
+        self._model = load_model(
+            directory, model_config, dtype, Kernels(self._backend, deterministic=config.deterministic)
+        )
         (group,) = groups_of(model_config, config.block_size, dtype)
         num_blocks = config.num_blocks or config.kv_cache_bytes // group.bytes_per_block
         if num_blocks < 2:

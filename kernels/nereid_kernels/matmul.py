@@ -16,15 +16,23 @@ from nereid_kernels.cpu import matmul as cpu
 from nereid_kernels.launch import run
 
 
-def matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend: str = "auto") -> Tensor:
+def matmul(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    cpu_tiles: tuple[int, ...] = (cpu.BASE_TILE,),
+    backend: str = "auto",
+) -> Tensor:
     """x @ weight.T + bias, [rows, out] of x's dtype. float32 is multiplied in full precision, not in TF32.
 
     x: [rows, in] float16, bfloat16 or float32; rows may be strided.  weight: [out, in] of x's dtype, contiguous.
-    bias: [out] of x's dtype.  Raises ValueError or TypeError, which name the argument.
+    bias: [out] of x's dtype.  cpu_tiles: of `nereid_kernels.cpu.matmul.row_tiles`; the default is right, and slower.
+    Raises ValueError or TypeError, which name the argument.
     """
     device = _check(x, weight, bias)
     if pick(device, backend) == "cpu":
-        return cpu.matmul(x, weight, bias)
+        return cpu.matmul(x, weight, bias, cpu_tiles)
     out: Tensor = _matmul(x, weight, bias)
     return out
 

@@ -89,7 +89,7 @@ def test_smollm2_logits_have_the_same_bits_whatever_is_beside_them(
 
 
 def test_a_processor_whose_products_vary_is_refused(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "is_batch_invariant", lambda weight: weight.shape[0] < 200)
+    monkeypatch.setattr(layers, "row_tiles", lambda weight: (16,) if weight.shape[0] < 200 else ())
     with pytest.raises(ConfigError, match="deterministic: got true; allowed on this processor: false"):
         SteppedEngine(directory, {"deterministic": True})
 

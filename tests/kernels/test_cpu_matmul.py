@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nereid_kernels.cpu.matmul import is_batch_invariant, matmul
+from nereid_kernels.cpu.matmul import BASE_TILE, _cut, matmul, row_tiles
 from nereid_kernels.reference import matmul as reference
 from tests.kernels.bounds import assert_as_good_as_plain
 
@@ -20,12 +20,13 @@ def test_bits_do_not_depend_on_the_batch(threads: int, dtype: torch.dtype) -> No
     torch.manual_seed(threads)
     for in_features, out_features in [*SMOLLM2, *ODD] if dtype != torch.float16 else ODD:
         x, weight = torch.randn(520, in_features).to(dtype), torch.randn(out_features, in_features).to(dtype)
+        tiles = row_tiles(weight)
         whole = matmul(x, weight, None)
         for row in range(10):  # alone, from every place within a tile
-            assert torch.equal(matmul(x[row : row + 1], weight, None), whole[row : row + 1])
+            assert torch.equal(matmul(x[row : row + 1], weight, None, tiles), whole[row : row + 1])
         for rows in ROWS:
             start = rows % 6  # any place among the rows; addresses that are not aligned
-            part = matmul(x[start : start + rows], weight, None)
+            part = matmul(x[start : start + rows], weight, None, tiles)
             assert torch.equal(part, whole[start : start + rows]), (in_features, out_features, start, rows)
 
 
@@ -45,7 +46,7 @@ def test_the_vocabulary(threads: int, dtype: torch.dtype) -> None:
     x, weight = torch.randn(9, 576).to(dtype), torch.randn(49152, 576).to(dtype)
     whole = matmul(x, weight, None)
     for start, end in ((0, 1), (8, 9), (3, 5)):
-        assert torch.equal(matmul(x[start:end], weight, None), whole[start:end])
+        assert torch.equal(matmul(x[start:end], weight, None, row_tiles(weight)), whole[start:end])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -59,8 +60,18 @@ def test_equals_its_definition(rows: int, in_features: int, out_features: int, d
     assert_as_good_as_plain(out, exact, reference.matmul(x, weight, bias))
 
 
-def test_the_check_for_the_machine_at_hand() -> None:
-    for weight in (torch.randn(96, 123), torch.randn(1, 64), torch.randn(96, 123).bfloat16()):
-        before = torch.random.get_rng_state()
-        assert is_batch_invariant(weight)
-        assert torch.equal(before, torch.random.get_rng_state())
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(96, 123), (1, 64), (3072, 576)])
+def test_a_tile_of_the_base_size_always_agrees(threads: int, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    before = torch.random.get_rng_state()
+    tiles = row_tiles(torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype))
+    assert BASE_TILE in tiles and list(tiles) == sorted(tiles, reverse=True)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_tiles_cover_all_rows_with_little_waste() -> None:
+    for tiles in ((512, 256, 128, 64, 32, 16, 8, 4), (256, 16), (16,)):
+        for rows in range(1, 1100):
+            sizes = _cut(rows, tiles)
+            assert set(sizes) <= set(tiles) and sizes == sorted(sizes, reverse=True)
+            assert rows <= sum(sizes) < rows + max(tiles[-1], sizes[-1] // 2)

@@ -5,35 +5,38 @@ Kernels is given to a model when it is made, and says for all its operations whi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from nereid.errors import ConfigError
-from nereid_kernels.cpu.matmul import is_batch_invariant
+from nereid_kernels.cpu.matmul import row_tiles
 from nereid_kernels.gated_activation import gated_activation
 from nereid_kernels.matmul import matmul
 from nereid_kernels.rms_norm import add_rms_norm, rms_norm
 
 
-@dataclass(frozen=True, slots=True)
 class Kernels:
     """backend: of `nereid_kernels.backends`.  deterministic: rows do not depend on each other."""
 
-    backend: str = "auto"
-    deterministic: bool = False
+    def __init__(self, backend: str = "auto", *, deterministic: bool = False) -> None:
+        self.backend = backend
+        self.deterministic = deterministic
+        self._row_tiles: dict[tuple[int, ...], tuple[int, ...]] = {}  # by a weight's shape
 
-    def check_products(self, *weights: Tensor) -> None:
-        """Where `deterministic` is set: try products by these weights. Raises ConfigError where one's rows are not
-        independent of each other, since no library promises that they are."""
-        if self.deterministic and not all(is_batch_invariant(weight) for weight in weights):
-            raise ConfigError("deterministic: got true; allowed on this processor: false (its products vary)")
+    def prepare_products(self, *weights: Tensor) -> None:
+        """Where `deterministic` is set: find out in which tiles products by such weights [out, in] can be made. Raises
+        ConfigError where a row depends on its place even so, since no library promises that it does not."""
+        for weight in weights if self.deterministic else ():
+            self._row_tiles[weight.shape] = tiles = row_tiles(weight)
+            if not tiles:
+                raise ConfigError("deterministic: got true; allowed on this processor: false (its products vary)")
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """x [rows, in] times weight [out, in]: [rows, out]."""
-        return matmul(x, weight, backend=self.backend) if self.deterministic else functional.linear(x, weight)
+        if not self.deterministic:
+            return functional.linear(x, weight)
+        return matmul(x, weight, cpu_tiles=self._row_tiles[weight.shape], backend=self.backend)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return rms_norm(x, weight, eps, backend=self.backend)

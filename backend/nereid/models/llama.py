@@ -49,7 +49,7 @@ class Llama:
         tied = config.tie_word_embeddings
         self._head = self._embedding if tied else reader.read("lm_head.weight", vocab_shape).to(dtype)
         first = self._layers[0]
-        kernels.check_products(first.qkv, first.output, first.gate_up, first.down, self._head)
+        kernels.prepare_products(first.qkv, first.output, first.gate_up, first.down, self._head)
         self._rotary = rotary_table(config.head_dim, config.rope_theta, config.max_position_embeddings)
 
     @staticmethod

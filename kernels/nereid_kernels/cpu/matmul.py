@@ -1,13 +1,13 @@
 """matmul on the CPU, where a row's result depends neither on the other rows, nor on their number, nor on its place.
 
-Plain `linear` breaks that: bits change between few rows and many (a matrix-vector routine against a blocked one), in
-what is left over of a division into fours, and, where a thread gets few output features, with the alignment of a row
-in memory. So a product is only ever made of rows in multiples of 4, each at an address that is a multiple of 64 bytes,
-and of at most 512 of them at once.
+Plain `linear` breaks that: its library takes another routine for few rows than for many, and with it another order of
+summation, and, where a thread gets few output features, looks at the alignment of a row in memory. So a product is only
+ever made in tiles of fixed numbers of rows, filled up with zeros, each row at a multiple of 64 bytes.
+Which numbers of rows give the same bits depends on processor, threads and the weight's shape: `row_tiles` finds them
+out, and a tile of 16 rows is always among them.
 
-That this is enough is measured, not promised by the libraries underneath: tests/kernels/test_cpu_matmul.py compares
-bits, and `is_batch_invariant` does so for the processor, the threads and the weight at hand. Bits may differ between
-numbers of threads, and between processors.
+That a row's place in a tile does not matter is measured too, not promised by the libraries underneath. Bits may differ
+between numbers of threads, and between processors.
 """
 
 from __future__ import annotations
@@ -16,39 +16,76 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-_ROWS = 4
+BASE_TILE = 16
+_TILES = (512, 256, 128, 64, 32, 8, 4)  # that are tried beside it
+_MOST_OUTPUTS = 1 << 22  # of a tile: beyond that a larger one gains nothing, and takes long to try
 _ALIGNMENT = 64  # bytes; what torch's own allocations have
-_MAX_ROWS = 512
 
 
-def matmul(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x: [rows, in].  weight: [out, in].  bias: [out], added after the product was rounded to x's dtype."""
+def matmul(x: Tensor, weight: Tensor, bias: Tensor | None, tiles: tuple[int, ...] = (BASE_TILE,)) -> Tensor:
+    """x: [rows, in].  weight: [out, in].  bias: [out], added after the product was rounded to x's dtype.
+
+    tiles: numbers of rows that a product may be made of, descending; of `row_tiles`.
+    """
     rows = x.shape[0]
-    x = _align(x)
-    if rows <= _MAX_ROWS:
-        out = functional.linear(x, weight)[:rows]
-    else:
-        out = torch.cat([functional.linear(part, weight) for part in torch.split(x, _MAX_ROWS)])[:rows]
+    sizes = _cut(rows, tiles)
+    parts = torch.split(_align(x, sum(sizes)), sizes)
+    products = [functional.linear(part, weight) for part in parts]
+    out = (products[0] if len(products) == 1 else torch.cat(products))[:rows]
     return out if bias is None else out + bias
 
 
-def is_batch_invariant(weight: Tensor) -> bool:
-    """Whether a row of `matmul` by this weight [out, in] has the same bits alone and in batches of many sizes.
+def row_tiles(weight: Tensor) -> tuple[int, ...]:
+    """The numbers of rows, descending, whose products by such a weight [out, in] give a row the same bits wherever in
+    the tile it stands. Empty where not even tiles of `BASE_TILE` rows do.
 
-    Takes the time of about 40 small products, so it is for the start of a server, not for a step.
+    A matter of the weight's shape and dtype, not of its values. Takes the time of about 30 small products, so it is for
+    the start of a server, not for a step.
+    """
+    x, cancelling = _cancelling(weight)
+    wanted = functional.linear(_align(x, BASE_TILE), cancelling)
+
+    def agrees(tile: int) -> bool:
+        for shift in range(BASE_TILE if tile <= BASE_TILE else 2):
+            rows = (torch.arange(tile) * (1 + 2 * shift) + shift) % BASE_TILE
+            if not torch.equal(functional.linear(_align(x[rows], tile), cancelling), wanted[rows]):
+                return False
+        return True
+
+    if not agrees(BASE_TILE):
+        return ()
+    tried = [tile for tile in _TILES if tile * weight.shape[0] <= _MOST_OUTPUTS]
+    return tuple(sorted((BASE_TILE, *filter(agrees, tried)), reverse=True))
+
+
+def _cancelling(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """x [BASE_TILE, in], and a weight like the given one, whose product is zero but for what summation loses.
+
+    Between sums that are not near zero, rounding to bfloat16 would hide all but one difference in ten thousand.
     """
     random = torch.Generator().manual_seed(0)
-    x = torch.randn(_MAX_ROWS, weight.shape[1], generator=random).to(weight.dtype)
-    alone = torch.cat([matmul(x[row : row + 1], weight, None) for row in range(16)])
-    inside = [(start, start + rows) for rows in (2, 3, 4, 5, 7, 8, 13) for start in (0, 1, 3)]
-    return all(torch.equal(matmul(x[start:end], weight, None), alone[start:end]) for start, end in inside) and all(
-        torch.equal(matmul(x[:rows], weight, None)[:16], alone) for rows in (16, 17, 32, 64, 100, 127, 256, _MAX_ROWS)
-    )
+    out_features, in_features = weight.shape
+    half, rest = in_features // 2, in_features % 2
+    x = torch.randn(BASE_TILE, half, generator=random)
+    rows = torch.randn(min(out_features, 509), half, generator=random)
+    rows = torch.cat([rows, -rows, torch.zeros(len(rows), rest)], dim=1)[torch.arange(out_features) % len(rows)]
+    return torch.cat([x, x, torch.zeros(BASE_TILE, rest)], dim=1).to(weight.dtype), rows.to(weight.dtype)
 
 
-def _align(x: Tensor) -> Tensor:
-    """x with zero rows up to a multiple of 4, each row at an aligned address. A copy, unless x is so already."""
-    missing = -x.shape[0] % _ROWS
+def _cut(rows: int, tiles: tuple[int, ...]) -> list[int]:
+    """Tiles that cover `rows`, the largest first; the last one is filled up by less than half, or is the smallest."""
+    sizes: list[int] = []
+    left = max(rows, 1)
+    while left > 0:
+        holding = [tile for tile in tiles if left <= tile < 2 * left]
+        sizes.append(holding[-1] if holding else next((tile for tile in tiles if tile <= left), tiles[-1]))
+        left -= sizes[-1]
+    return sizes
+
+
+def _align(x: Tensor, rows: int) -> Tensor:
+    """x with zero rows up to `rows`, each row at an aligned address. A copy, unless x is so already."""
+    missing = rows - x.shape[0]
     unit = _ALIGNMENT // x.element_size()
     if not missing and x.data_ptr() % _ALIGNMENT == 0 and x.stride(0) % unit == 0:
         return x
