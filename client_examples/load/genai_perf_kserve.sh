@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Load by genai-perf: gRPC streams with the tensors of Triton's vLLM backend.
+#
+#   client_examples/load/genai_perf_kserve.sh [HOST:GRPC_PORT] [MODEL] [more arguments for genai-perf profile]
+#
+# The settings of common.sh may stand before it, such as CONCURRENCY=16 REQUESTS=100.
+TOOL=genai-perf DEFAULT_URL=127.0.0.1:8001
+. "$(dirname -- "$(readlink -f -- "$0")")/common.sh"
+
+PROGRAM=$(provision genai-perf)
+PERF_ANALYZER=$(provision perf_analyzer) # which genai-perf runs; it takes the first one on PATH
+TOKENIZER=$(provision tokenizer)
+export PATH="${PERF_ANALYZER%/*}:$PATH"
+bounded "$PROGRAM" profile -m "$MODEL" -u "$URL" --endpoint-type kserve --backend vllm --streaming \
+    --tokenizer "$TOKENIZER" --synthetic-input-tokens-mean "$INPUT_TOKENS" --synthetic-input-tokens-stddev 0 \
+    --output-tokens-mean "$OUTPUT_TOKENS" --extra-inputs ignore_eos:true \
+    --concurrency "$CONCURRENCY" --request-count "$REQUESTS" --artifact-dir "$RESULTS" "$@"
