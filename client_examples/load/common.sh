@@ -50,3 +50,4 @@ if [ -z "$RESULTS" ]; then
     trap 'rm -rf -- "$RESULTS"' EXIT
 fi
 mkdir -p -- "$RESULTS"
+[ -t 1 ] || export COLUMNS=${COLUMNS:-120} # the width of the tools' tables

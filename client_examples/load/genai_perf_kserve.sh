@@ -13,5 +13,5 @@ TOKENIZER=$(provision tokenizer)
 export PATH="${PERF_ANALYZER%/*}:$PATH"
 bounded "$PROGRAM" profile -m "$MODEL" -u "$URL" --endpoint-type kserve --backend vllm --streaming \
     --tokenizer "$TOKENIZER" --synthetic-input-tokens-mean "$INPUT_TOKENS" --synthetic-input-tokens-stddev 0 \
-    --output-tokens-mean "$OUTPUT_TOKENS" --extra-inputs ignore_eos:true \
+    --output-tokens-mean "$OUTPUT_TOKENS" --output-tokens-mean-deterministic \
     --concurrency "$CONCURRENCY" --request-count "$REQUESTS" --artifact-dir "$RESULTS" "$@"
