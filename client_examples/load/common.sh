@@ -13,11 +13,20 @@ REQUESTS=${REQUESTS:-20}           # requests in all
 INPUT_TOKENS=${INPUT_TOKENS:-64}   # of a prompt, where the tool makes the prompts
 OUTPUT_TOKENS=${OUTPUT_TOKENS:-16} # of an answer
 LIMIT_S=${LIMIT_S:-300}            # the longest that a run may take
-RESULTS=${RESULTS:-}               # a folder for the tool's files; without it they are removed
+RESULTS=${RESULTS:-}               # a folder for the tool's files; without it they are removed where all went well
 
 fail() {
     printf '%s: %s\n' "$TOOL" "$*" >&2
     exit 1
+}
+
+remove_results() {
+    local status=$?
+    if [ "$status" -eq 0 ]; then
+        rm -rf -- "$RESULTS"
+    elif ! rmdir -- "$RESULTS" 2>/dev/null; then
+        printf '%s: what it wrote is kept in %s\n' "$TOOL" "$RESULTS" >&2
+    fi
 }
 
 # provision NAME: prints the path of that tool's program, or of the tokenizer's folder
@@ -47,7 +56,7 @@ MODEL=${2:-smollm2}
 shift $(($# < 2 ? $# : 2))
 if [ -z "$RESULTS" ]; then
     RESULTS=$(mktemp -d)
-    trap 'rm -rf -- "$RESULTS"' EXIT
+    trap remove_results EXIT
 fi
 mkdir -p -- "$RESULTS"
 [ -t 1 ] || export COLUMNS=${COLUMNS:-120} # the width of the tools' tables

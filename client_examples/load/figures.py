@@ -13,6 +13,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def _figures(experiment: Mapping[str, Any]) -> Figures:
         requests=len(answered),
         unanswered=len(answers) - len(answered),
         ttft=tuple((answer.received[0] - answer.sent) / _NS_PER_MS for answer in answered),
-        itl=tuple((later - sooner) / _NS_PER_MS for a in answered for sooner, later in zip(a.received, a.received[1:])),
+        itl=tuple((later - sooner) / _NS_PER_MS for a in answered for sooner, later in pairwise(a.received)),
         tpot=tuple(_tpot(answer) for answer in answered if sum(answer.tokens[1:])),
         latency=tuple((answer.received[-1] - answer.sent) / _NS_PER_MS for answer in answered),
         output_tokens=sum(sum(answer.tokens) for answer in answered),

