@@ -87,7 +87,7 @@ def _answer(request: Mapping[str, Any]) -> Answer:
 def _is_empty(output: Mapping[str, Any]) -> bool:
     """Whether a response only marks the end: some servers send one after the last token. (Where no outputs were
     recorded there is nothing to tell it by.)"""
-    return output.get("text_output") == "" and output.get("num_output_tokens") in (None, "", 0)
+    return output.get("text_output", output.get("response")) == "" and output.get("num_output_tokens") in (None, "", 0)
 
 
 def _count(output: Mapping[str, Any]) -> int:

@@ -2,9 +2,9 @@
 
     .venv/bin/python client_examples/load/provision.py perf_analyzer | genai-perf | aiperf | tokenizer
 
-Needs no root and changes nothing on the system: everything lies in $NEREID_CACHE/load-tools (~/.cache/nereid/load-tools).
-Always holds: a tool's folder there is complete, or it is not there; one that was interrupted is made anew, and of two at
-once the second waits.
+Needs no root and changes nothing on the system: everything lies in $NEREID_CACHE/load-tools. Always holds: a tool's
+folder there is complete, or it is not there; one that was interrupted is made anew, and of two at once the second
+waits.
 `tokenizer` prints the folder of the default model, with whose tokenizer.json the tools count tokens.
 """
 
@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from nereid.cli.processes import tie_to_parent
+from nereid.cli.processes import kill_session, tie_to_parent
 from nereid.errors import NereidError, PackageError
 from nereid.models.source import resolve
 from nereid.packages import require_space
@@ -148,7 +148,8 @@ def _debian_mirror(tool: Tool) -> str:
 
 def _build_python_tool(tool: Tool, folder: Path, *, module: str, oldest: tuple[int, int] = (3, 10)) -> None:
     if sys.version_info < oldest:
-        raise PackageError(f"{tool.name} {tool.version} needs Python {oldest[0]}.{oldest[1]} or newer; see NEREID_PYTHON")
+        needed = ".".join(map(str, oldest))
+        raise PackageError(f"{tool.name} {tool.version} needs Python {needed} or newer; see NEREID_PYTHON")
     requirement = f"{tool.name}=={tool.version}"
     python = folder / "venv" / "bin" / "python"
     _run(tool, "cannot make an environment", sys.executable, "-m", "venv", str(folder / "venv"))
@@ -179,7 +180,7 @@ def _run(tool: Tool, wrong: str, *command: str, apt: Path | None = None, directo
         print(f"\n$ {shlex.join(command)}", file=log, flush=True)
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=directory, env=environment,
-            preexec_fn=tie_to_parent(),
+            preexec_fn=tie_to_parent(), start_new_session=True,
         )  # fmt: skip
         status = _wait(child, tool)
     if status:
@@ -196,7 +197,7 @@ def _wait(child: subprocess.Popen[bytes], tool: Tool) -> int:
             except subprocess.TimeoutExpired:
                 say(f"installing {tool.name}: {time.monotonic() - started:.0f} s")
     finally:
-        child.kill()
+        kill_session(child.pid)  # with what it started itself, which would go on writing
         child.wait()
 
 
@@ -231,21 +232,18 @@ def main() -> int:
     try:
         print(resolve(_DEFAULT_MODEL, _HERE, say) if what == "tokenizer" else install(tools[what]))
     except NereidError as error:
-        return fail(str(error))
+        say(str(error))
     except OSError as error:
-        return fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+        say(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    return 0
+    else:
+        return 0
+    return 1
 
 
 def say(text: str) -> None:
     print(f"provision: {text}", file=sys.stderr, flush=True)
-
-
-def fail(reason: str) -> int:
-    print(f"provision: {reason}", file=sys.stderr)
-    return 1
 
 
 def _exit_on_sigterm(number: int, frame: FrameType | None) -> None:
