@@ -22,7 +22,7 @@ fail() {
 
 remove_results() {
     local status=$?
-    if [ "$status" -eq 0 ]; then
+    if [ "$status" -ne 1 ]; then # it went well, or was interrupted
         rm -rf -- "$RESULTS"
     elif ! rmdir -- "$RESULTS" 2>/dev/null; then
         printf '%s: what it wrote is kept in %s\n' "$TOOL" "$RESULTS" >&2
@@ -35,13 +35,14 @@ provision() { "$PYTHON" "$HERE/provision.py" "$1"; }
 # bounded COMMAND...: runs it for at most LIMIT_S seconds. `timeout` has a process group of its own, which it ends whole;
 # so it needs to be told of a Ctrl-C.
 bounded() {
-    local status=0
+    local status=0 stopped=
     timeout --kill-after=10 "$LIMIT_S" "$@" </dev/null &
     local child=$!
-    trap 'kill -TERM "$child" 2>/dev/null || true' INT TERM HUP
+    trap 'stopped=130; kill -TERM "$child" 2>/dev/null || true' INT TERM HUP
     wait "$child" || status=$?
     while kill -0 "$child" 2>/dev/null; do wait "$child" || status=$?; done # a signal ends `wait` early
     trap - INT TERM HUP
+    [ -z "$stopped" ] || exit "$stopped"
     case $status in
         0) ;;
         124 | 137) fail "not done after $LIMIT_S s, and ended; is the server alive? LIMIT_S=SECONDS allows more" ;;
