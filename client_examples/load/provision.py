@@ -157,7 +157,8 @@ def _build_python_tool(tool: Tool, folder: Path, *, module: str, oldest: tuple[i
     pins = _HERE / f"{tool.name}.txt"
     _run(tool, f"cannot install {requirement}", *pip, "--constraint", str(pins), requirement)
     # Not pip's own program, which names the folder that the environment was made in.
-    program = _write_program(tool, folder, f'exec "$folder/venv/bin/python" -m {module}')
+    alone = "unset PYTHONPATH PYTHONHOME"  # whose packages would come before its own
+    program = _write_program(tool, folder, f'{alone}\nexec "$folder/venv/bin/python" -m {module}')
     _run(tool, f"{requirement} does not run here", str(program), "--help")
 
 

@@ -18,6 +18,10 @@ def response(text: str, tokens: object = "") -> dict[str, object]:
     return {"text_output": text, "num_output_tokens": tokens}
 
 
+def response_event(text: str) -> dict[str, object]:
+    return {"response": f'data: {{"text_output":"{text}"}}\n\n'}
+
+
 def request(sent_ms: int, received_ms: list[int], outputs: list[dict[str, object]]) -> dict[str, Any]:
     return {
         "timestamp": sent_ms * MS,
@@ -49,7 +53,7 @@ def test_figures_of_two_requests(tmp_path: Path) -> None:
 
 
 def test_streams_over_http_have_an_empty_end_too(tmp_path: Path) -> None:
-    events = [{"response": 'data: {"text_output":"a"}\n\n'}, {"response": 'data: {"text_output":"b"}\n\n'}]
+    events = [response_event(text) for text in ("a", "b")]
     (figures,) = read_export(export(tmp_path / "x.json", request(0, [10, 30, 31], [*events, {"response": ""}])))
     assert (figures.ttft, figures.itl, figures.output_tokens) == ((10.0,), (20.0,), 2)
 
