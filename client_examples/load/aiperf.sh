@@ -9,7 +9,7 @@ TOOL=aiperf DEFAULT_URL=127.0.0.1:9000
 . "$(dirname -- "$(readlink -f -- "$0")")/common.sh"
 
 PROGRAM=$(provision aiperf)
-TOKENIZER=$(provision tokenizer)
+TOKENIZER=${TOKENIZER:-$(provision tokenizer)}
 bounded "$PROGRAM" profile -m "$MODEL" -u "http://$URL" --endpoint-type "${ENDPOINT:-chat}" --streaming \
     --tokenizer "$TOKENIZER" --synthetic-input-tokens-mean "$INPUT_TOKENS" --synthetic-input-tokens-stddev 0 \
     --output-tokens-mean "$OUTPUT_TOKENS" --extra-inputs ignore_eos:true \

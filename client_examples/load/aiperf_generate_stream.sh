@@ -9,7 +9,7 @@ TOOL=aiperf DEFAULT_URL=127.0.0.1:8000
 
 BODY='{\"text_input\": {{ text|tojson }}, \"stream\": true, \"max_tokens\": {{ max_tokens }}, \"ignore_eos\": true}'
 PROGRAM=$(provision aiperf)
-TOKENIZER=$(provision tokenizer)
+TOKENIZER=${TOKENIZER:-$(provision tokenizer)}
 bounded "$PROGRAM" profile -m "$MODEL" -u "http://$URL" --endpoint-type template --streaming \
     --endpoint "/v2/models/$MODEL/generate_stream" \
     --extra-inputs "{\"payload_template\": \"$BODY\", \"response_field\": \"text_output\"}" \

@@ -9,7 +9,7 @@ TOOL=genai-perf DEFAULT_URL=127.0.0.1:8001
 
 PROGRAM=$(provision genai-perf)
 PERF_ANALYZER=$(provision perf_analyzer) # which genai-perf runs; it takes the first one on PATH
-TOKENIZER=$(provision tokenizer)
+TOKENIZER=${TOKENIZER:-$(provision tokenizer)}
 export PATH="${PERF_ANALYZER%/*}:$PATH"
 bounded "$PROGRAM" profile -m "$MODEL" -u "$URL" --endpoint-type kserve --backend vllm --streaming \
     --tokenizer "$TOKENIZER" --synthetic-input-tokens-mean "$INPUT_TOKENS" --synthetic-input-tokens-stddev 0 \
