@@ -1,8 +1,8 @@
-# Shared by the scripts beside this file, each of which sets TOOL and reads it first. Owns the settings of a load and the
-# limit on its time.
+# Shared by the scripts beside this file, each of which sets TOOL and reads it first. Owns the settings of a load and
+# the limit on its time.
 #
-# What always holds: a run ends, with all its processes, after LIMIT_S seconds; perf_analyzer waits for ever for a server
-# that has died.
+# What always holds: a run ends, with all its processes, after LIMIT_S seconds; perf_analyzer waits for ever for a
+# server that has died.
 set -eu
 
 HERE=$(cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" && pwd)
@@ -32,8 +32,8 @@ remove_results() {
 # provision NAME: prints the path of that tool's program, or of the tokenizer's folder
 provision() { "$PYTHON" "$HERE/provision.py" "$1"; }
 
-# bounded COMMAND...: runs it for at most LIMIT_S seconds. `timeout` has a process group of its own, which it ends whole;
-# so it needs to be told of a Ctrl-C.
+# bounded COMMAND...: runs it for at most LIMIT_S seconds. `timeout` has a process group of its own, which it ends
+# whole; so it needs to be told of a Ctrl-C.
 bounded() {
     local status=0 stopped=
     timeout --kill-after=10 "$LIMIT_S" "$@" </dev/null &

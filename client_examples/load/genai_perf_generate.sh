@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Load by genai-perf: HTTP /generate_stream. (/generate itself, which genai-perf calls by default, gives one response and
-# has no TTFT; genai-perf then counts the prompt among the output.)
+# Load by genai-perf: HTTP /generate_stream. (/generate itself, which genai-perf calls by default, gives one response
+# and has no TTFT; genai-perf then counts the prompt among the output.)
 #
 #   client_examples/load/genai_perf_generate.sh [HOST:HTTP_PORT] [MODEL] [more arguments for genai-perf profile]
 #
