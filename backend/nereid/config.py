@@ -48,6 +48,7 @@ class EngineConfig:
         pool holds.
     max_num_seqs: requests running at once.  max_num_batched_tokens: token budget of a step.
     max_queue_size: waiting requests; one more is refused.  queue_timeout_ms: longest wait for the first step.
+    priority_ageing_ms: how much waiting one level of a request's priority is worth; 0: priorities mean nothing.
     default_timeout_ms: deadline of a request that names none.  default_max_tokens: likewise max_tokens.
     step_timeout_s: a step that takes longer fails the engine.  drain_timeout_s: what running requests get to finish
         in when the model is unloaded or the server stops.
@@ -67,6 +68,7 @@ class EngineConfig:
     max_num_batched_tokens: int = _number(512, 1, 1 << 20)
     max_queue_size: int = _number(512, 1, 1 << 20)
     queue_timeout_ms: int = _number(60_000, 1, 1 << 40)
+    priority_ageing_ms: int = _number(1000, 0, 1 << 40)
     default_timeout_ms: int = _number(300_000, 1, 1 << 40)
     default_max_tokens: int = _number(16, 1, 1 << 31)
     step_timeout_s: float = _number(120.0, 0.001, 1 << 20)

@@ -97,7 +97,8 @@ class SamplingParams:
 class Request:
     """One request as the engine takes it. `request_id` is the engine's own: unique, ascending.
 
-    arrival_time, deadline: seconds on the monotonic clock; deadline None never passes.  priority: lower goes first.
+    arrival_time, deadline: seconds on the monotonic clock; deadline None never passes.  priority: lower goes first
+    among the requests of one cache_salt, by what it is worth in waiting (EngineConfig.priority_ageing_ms).
     cache_salt: whose request it is; tenants share the engine fairly, and no cached block.  cache, speculation: whether
     the request takes part in these.
     """

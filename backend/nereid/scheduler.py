@@ -1,45 +1,38 @@
 """Scheduler: who runs in the next step, and with how many tokens. Owns every request's state; sees no tensor.
 
 There is no prefill phase and no decode phase: a request has `num_computed_tokens`, which chases `num_tokens`, and a
-step gives it a share of one token budget. Running requests come before waiting ones, each in order of arrival; where
-the pool runs out, the latest arrival is preempted and recomputed later, so that the oldest always advances.
+step gives it a share of one token budget. A running request has a seat; there are no more seats than tokens in a step.
+A step's tokens go
+1. to the front request (`Tenants.front`): one, at whatever cost to others, so that it always advances;
+2. to the requests with one token left to compute: no prompt stalls a stream;
+3. to prompts, running and waiting requests alike, as `PromptLine` orders them: tenants by what they were served,
+   requests by rank. A rank is the arrival plus what the priority is worth in waiting; it never changes, so a request
+   is overtaken only by those that arrive within (difference of priorities) x priority_ageing_ms after it.
 
-Invariants: `running` and `waiting` are in order of arrival, and all of `running` arrived before all of `waiting`;
-a waiting request has no blocks; nothing waits that could never run (it was refused by `add`).
+Where the blocks come from, and at whose cost, `Seats` decides. The front request advances in every step until it ends,
+and as everybody gets to the front, everybody ends.
+
+Invariants: a waiting request has no blocks; nothing waits that could never run (it was refused by `add`); the front
+request is in every plan.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
-from nereid.batch import BlockIds, NewRequest, ScheduledRequest, SchedulerOutput, StepResult
+from nereid.batch import SchedulerOutput, StepResult
 from nereid.config import EngineConfig
 from nereid.errors import InvalidRequestError, QueueFullError
 from nereid.kv_cache.manager import KVCacheManager
 from nereid.request import FinishReason, Request, RequestStatus, TokenLogprobs
+from nereid.scheduling.prompt_line import PromptLine
+from nereid.scheduling.request_state import RequestState
+from nereid.scheduling.seats import Seats
+from nereid.scheduling.step_plan import StepPlan
+from nereid.scheduling.tenants import Tenants
 
-
-@dataclass(slots=True)
-class RequestState:
-    """A request on its way. `known_to_executor`: the executor holds its prompt and tokens."""
-
-    request: Request
-    arrival: int  # ascending in order of arrival
-    max_tokens: int
-    status: RequestStatus = RequestStatus.WAITING
-    num_computed_tokens: int = 0
-    output_token_ids: list[int] = field(default_factory=list)
-    known_to_executor: bool = False
-
-    @property
-    def request_id(self) -> int:
-        return self.request.request_id
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.request.prompt_token_ids) + len(self.output_token_ids)
+__all__ = ["Advance", "RequestState", "Scheduler"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,41 +54,60 @@ class Scheduler:
     ) -> None:
         """max_model_len: most tokens of a prompt and its output together; at most what the pool holds."""
         self._config = config
-        self._kv_cache = kv_cache
         self._max_model_len = max_model_len
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._waiting: deque[RequestState] = deque()
-        self._running: list[RequestState] = []
+        self._tenants = Tenants()
+        self._seats = Seats(min(config.max_num_seqs, config.max_num_batched_tokens), kv_cache, self._tenants)
         self._finished_ids: list[int] = []
         self._step = 0
         self._num_arrivals = 0
-        self._num_preemptions = 0
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return self._tenants.num_waiting
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return len(self._seats.running)
 
     @property
     def num_preemptions(self) -> int:
         """Preemptions since the start."""
-        return self._num_preemptions
+        return self._seats.num_preemptions
 
     @property
     def has_work(self) -> bool:
         """Something to schedule, or something that the executor has to forget."""
-        return bool(self._waiting or self._running or self._finished_ids)
+        return bool(self._tenants or self._finished_ids)
+
+    @property
+    def _running(self) -> Iterable[RequestState]:
+        return self._seats.running.values()
 
     def requests(self) -> Iterator[RequestState]:
-        """All unfinished requests, running ones first."""
-        yield from self._running
-        yield from self._waiting
+        """All unfinished requests, in no order."""
+        return (state for tenant in self._tenants for state in tenant.unfinished)
 
     def add(self, request: Request) -> RequestState:
-        """Queue a request. Raises QueueFullError, or InvalidRequestError where it could never run."""
+        """Queue a request. Raises QueueFullError, or InvalidRequestError where it could never run.
+
+        Where the queue is full and the request's tenant has less than its share of it, the request is taken all the
+        same: `displaced` then tells who is to be refused in its stead.
+        """
+        room = self._room(request)
+        if self._queue_is_full(1) and not self._may_displace(request.cache_salt):
+            raise QueueFullError(
+                f"the queue is full: max_queue_size {self._config.max_queue_size} requests are waiting"
+            )
+        self._num_arrivals += 1
+        ageing_s = self._config.priority_ageing_ms / 1e3
+        rank = (request.arrival_time + request.priority * ageing_s, self._num_arrivals)
+        state = RequestState(request, self._num_arrivals, rank, min(request.sampling.max_tokens, room))
+        self._tenants.add(state)
+        return state
+
+    def _room(self, request: Request) -> int:
+        """How many tokens may be generated."""
         prompt_len = len(request.prompt_token_ids)
         room = self._max_model_len - prompt_len
         if not prompt_len:
@@ -103,100 +115,78 @@ class Scheduler:
         if room < 1:
             allowed = f"at most {self._max_model_len - 1} tokens (max_model_len {self._max_model_len}, output included)"
             raise InvalidRequestError(f"prompt: got {prompt_len} tokens; allowed: {allowed}")
-        free_places = self._config.max_num_seqs - len(self._running)
-        if len(self._waiting) >= self._config.max_queue_size + free_places:
-            raise QueueFullError(
-                f"the queue is full: max_queue_size {self._config.max_queue_size} requests are waiting"
-            )
-        self._num_arrivals += 1
-        state = RequestState(request, self._num_arrivals, min(request.sampling.max_tokens, room))
-        self._waiting.append(state)
-        return state
+        return room
+
+    def _queue_is_full(self, num_more: int) -> bool:
+        return self.num_waiting + num_more > self._config.max_queue_size + self._seats.num_free
+
+    def _may_displace(self, salt: str) -> bool:
+        share = self._tenants.share(self._config.max_queue_size, newcomer=salt)
+        largest = self._tenants.most_waiting()
+        if largest is None or self._tenants.num_waiting_of(salt) >= share:
+            return False
+        return len(largest.waiting) > share and bool(largest.refusable)
+
+    def displaced(self) -> RequestState | None:
+        """To be asked once after `add`: who is to be refused, as a tenant with less in the queue took the place.
+
+        It is the worst-ranked request that never ran, of the tenant with most waiting. The caller ends it.
+        """
+        largest = self._tenants.most_waiting()
+        return largest.refusable.least() if largest and self._queue_is_full(0) else None
 
     def schedule(self) -> SchedulerOutput:
         """The plan of the next step; empty where nothing can run."""
-        rows: dict[int, ScheduledRequest] = {}
-        budget = self._config.max_num_batched_tokens
-        preempted = False
-        index = 0
-        while index < len(self._running) and budget > 0:
-            state = self._running[index]
-            count = min(state.num_tokens - state.num_computed_tokens, budget)
-            blocks, victims = self._grow_preempting(state, count)
-            preempted = preempted or victims
-            if blocks is None:
-                break
-            rows[state.request_id] = self._row(state, count, blocks, restarted=False)
-            budget -= count
-            index += 1
-        new_requests: list[NewRequest] = []
-        if not preempted:
-            new_requests = self._admit(rows, budget)
+        front = self._tenants.front
+        plan = StepPlan(self._config.max_num_batched_tokens, front, self._seats.num_spare_blocks)
+        if front is not None:
+            if not front.running:
+                self._seats.start_front(front, plan)
+            self._give(front, 1, plan)
+            self._give_last_tokens(plan)
+            self._give_prompts(plan)
         self._step += 1
         finished, self._finished_ids = tuple(self._finished_ids), []
-        return SchedulerOutput(self._step, tuple(new_requests), tuple(rows.values()), finished)
+        return plan.close(self._step, finished)
 
-    def _grow_preempting(self, state: RequestState, count: int) -> tuple[BlockIds | None, bool]:
-        """Blocks for `count` more tokens, at the cost of later arrivals; None where the request itself had to go."""
-        preempted = False
-        while (blocks := self._kv_cache.grow(state.request_id, state.num_computed_tokens + count)) is None:
-            preempted = True
-            if self.preempt_latest() is state:
-                break
-        return blocks, preempted
+    def _give_last_tokens(self, plan: StepPlan) -> None:
+        last = [state for state in self._running if plan.num_left(state) == 1 and not plan.num_given(state)]
+        for state in sorted(last, key=lambda state: state.rank):
+            if state.running:
+                self._give(state, 1, plan)
 
-    def preempt_latest(self) -> RequestState:
-        """Take the blocks of the running request that arrived last; it is recomputed when there is room again."""
-        state = self._running.pop()
-        self._kv_cache.free(state.request_id)
-        state.status = RequestStatus.PREEMPTED
-        state.num_computed_tokens = 0
-        self._waiting.appendleft(state)
-        self._num_preemptions += 1
+    def _give_prompts(self, plan: StepPlan) -> None:
+        line = PromptLine(self._tenants, filter(plan.num_left, self._running), self._seats.num_seats)
+        while plan.budget > 0 and (state := line.next()):
+            if not state.running and not self._seats.start(state, plan):
+                plan.in_order = False
+                line.set_aside(state)
+            elif count := min(plan.num_left(state), plan.budget):
+                self._give(state, count, plan)
+        self._tenants.end_step()
+
+    def _give(self, state: RequestState, count: int, plan: StepPlan) -> None:
+        """`count` more tokens of a running request; none where it is itself preempted for lack of blocks."""
+        num_tokens = state.num_computed_tokens + plan.num_given(state) + count
+        blocks = self._seats.grow(state, num_tokens, plan)
+        if blocks is not None:
+            plan.give(state, count, blocks)
+            self._tenants.charge(state, count)
+
+    def preempt_worst(self) -> RequestState:
+        """Preempt the worst-ranked running request, between two steps."""
+        state = max(self._running, key=lambda state: state.rank)
+        self._seats.preempt(state)
         return state
-
-    def _admit(self, rows: dict[int, ScheduledRequest], budget: int) -> list[NewRequest]:
-        """Start waiting requests while budget, places and blocks for all their known tokens last."""
-        new_requests = []
-        # Prompts that are still being chunked take their blocks as they go; those are not to be had twice.
-        promised = sum(map(self._num_missing_blocks, self._running))
-        while self._waiting and budget > 0 and len(self._running) < self._config.max_num_seqs:
-            state = self._waiting[0]
-            promised += self._num_missing_blocks(state)
-            if promised > self._kv_cache.num_free_blocks:
-                break
-            count = min(state.num_tokens, budget)
-            blocks = self._kv_cache.grow(state.request_id, count)
-            assert blocks is not None, "there are as many blocks as were counted"
-            promised -= sum(map(len, blocks))
-            self._waiting.popleft()
-            self._running.append(state)
-            rows[state.request_id] = self._row(state, count, blocks, restarted=state.known_to_executor)
-            state.status = RequestStatus.RUNNING
-            if not state.known_to_executor:
-                request = state.request
-                new_requests.append(NewRequest(request.request_id, request.prompt_token_ids, request.sampling))
-                state.known_to_executor = True
-            budget -= count
-        return new_requests
-
-    def _num_missing_blocks(self, state: RequestState) -> int:
-        return self._kv_cache.num_missing_blocks(state.request_id, state.num_tokens)
-
-    @staticmethod
-    def _row(state: RequestState, count: int, blocks: BlockIds, *, restarted: bool) -> ScheduledRequest:
-        samples = state.num_computed_tokens + count == state.num_tokens
-        return ScheduledRequest(state.request_id, state.num_computed_tokens, count, blocks, restarted, samples)
 
     def update(self, plan: SchedulerOutput, result: StepResult) -> list[Advance]:
         """Take in what a step computed. Requests that it ended are still to be finished by the caller."""
-        running = {state.request_id: state for state in self._running}
         for row in plan.scheduled:
-            if state := running.get(row.request_id):
+            if state := self._seats.running.get(row.request_id):
                 state.num_computed_tokens = row.num_computed_tokens + row.num_scheduled_tokens
         advances = []
         for token in result.sampled:
-            if state := running.get(token.request_id):
+            if state := self._seats.running.get(token.request_id):
                 if token.error is None:
                     state.output_token_ids.append(token.token_id)
                 reason = self._finish_reason(state) if token.error is None else None
@@ -214,22 +204,15 @@ class Scheduler:
 
     def finish(self, state: RequestState) -> None:
         """Forget a request and give its blocks back, wherever it stands."""
-        if state.status is RequestStatus.RUNNING:
-            self._running.remove(state)
-        else:
-            self._waiting.remove(state)
-        self._kv_cache.free(state.request_id)
+        self._seats.leave(state)
+        self._tenants.remove(state)
         if state.known_to_executor:
             self._finished_ids.append(state.request_id)
         state.status = RequestStatus.FINISHED
 
     def check_integrity(self) -> None:
         """Raise AssertionError where the scheduler's books and the block tables disagree."""
-        self._kv_cache.check_integrity()
-        arrivals = [state.arrival for state in self.requests()]
-        assert arrivals == sorted(arrivals), f"not in order of arrival: {arrivals}"
-        tables = self._kv_cache.tables
-        assert set(tables) <= {state.request_id for state in self._running}, "blocks without a running request"
-        for state in self._running:
-            assert state.num_computed_tokens <= state.num_tokens, f"request {state.request_id} computed too much"
-            self._kv_cache.check_holds(state.request_id, state.num_computed_tokens)
+        self._tenants.check_integrity()
+        self._seats.check_integrity()
+        running = {state for state in self.requests() if state.running}
+        assert running == set(self._running), "running requests disagree"

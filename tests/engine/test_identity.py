@@ -88,7 +88,7 @@ def test_a_preemption_at_any_step_changes_nothing(
     count = 0
     while engine.scheduler.has_work:
         if count >= step and (count - step) % 5 == 0 and engine.scheduler.num_running:
-            engine.scheduler.preempt_latest()
+            engine.scheduler.preempt_worst()
         engine.step()
         count += 1
     assert engine.scheduler.num_preemptions > 0

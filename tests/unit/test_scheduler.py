@@ -4,41 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nereid.batch import SampledToken, SchedulerOutput, StepResult
-from nereid.config import EngineConfig
 from nereid.errors import InvalidRequestError, QueueFullError
-from nereid.kv_cache.manager import KVCacheManager
-from nereid.request import FinishReason, Request, RequestStatus, SamplingParams
-from nereid.scheduler import Advance, Scheduler
-
-EOS = 2
-
-
-def make_scheduler(num_blocks: int = 100, max_model_len: int = 64, **settings: int) -> Scheduler:
-    config = EngineConfig.from_mapping({"model": "x", "block_size": 4, **settings})
-    return Scheduler(config, KVCacheManager(num_blocks, (4,)), max_model_len, (EOS,))
-
-
-def make_request(request_id: int, prompt_len: int, **sampling: object) -> Request:
-    params = SamplingParams(**{"max_tokens": 8, **sampling})  # type: ignore[arg-type]
-    return Request(request_id, tuple(range(10, 10 + prompt_len)), params, arrival_time=0.0)
-
-
-def run_step(scheduler: Scheduler, token_id: int = 9) -> tuple[SchedulerOutput, list[Advance]]:
-    """A step in which every sampling request draws `token_id`; ended requests are finished."""
-    plan = scheduler.schedule()
-    sampled = tuple(SampledToken(row.request_id, token_id) for row in plan.scheduled if row.samples)
-    advances = scheduler.update(plan, StepResult(plan.step, sampled))
-    for advance in advances:
-        if advance.finish_reason:
-            scheduler.finish(advance.state)
-    scheduler.check_integrity()
-    return plan, advances
-
-
-def counts(plan: SchedulerOutput) -> dict[int, int]:
-    return {row.request_id: row.num_scheduled_tokens for row in plan.scheduled}
-
+from nereid.request import FinishReason, RequestStatus
+from tests.unit.scheduler_steps import EOS, counts, make_request, make_scheduler, run_step
 
 def test_a_long_prompt_is_chunked_and_decodes_go_along() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=8)
@@ -108,7 +76,7 @@ def test_every_admitted_request_finishes_whatever_is_preempted(victim_step: int)
     drawn = dict.fromkeys(range(5), 0)
     for step in range(400):
         if step == victim_step and scheduler.num_running:
-            scheduler.preempt_latest()
+            scheduler.preempt_worst()
         for advance in run_step(scheduler)[1]:
             drawn[advance.state.request_id] += 1
         if not scheduler.has_work:

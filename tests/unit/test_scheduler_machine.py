@@ -96,7 +96,7 @@ class SchedulerMachine(stateful.RuleBasedStateMachine):
     @stateful.precondition(lambda self: self.scheduler.num_running)
     @stateful.rule()
     def preempt(self) -> None:
-        self.scheduler.preempt_latest()
+        self.scheduler.preempt_worst()
 
     @stateful.invariant()
     def books_are_right(self) -> None:

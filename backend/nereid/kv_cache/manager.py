@@ -32,12 +32,21 @@ class KVCacheManager:
         return self._pool.num_in_use / self._pool.num_blocks
 
     @property
+    def num_blocks(self) -> int:
+        """All blocks that requests can have."""
+        return self._pool.num_blocks
+
+    @property
     def num_free_blocks(self) -> int:
         return self._pool.num_free
 
     def num_missing_blocks(self, request_id: int, num_tokens: int) -> int:
         """How many blocks the request still needs for its first `num_tokens` tokens, over all groups."""
         return sum(self._missing(self._tables.get(request_id) or self._no_tables(), num_tokens))
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """How many blocks `num_tokens` tokens of one request take, over all groups."""
+        return sum(self._missing(self._no_tables(), num_tokens))
 
     def _no_tables(self) -> tuple[list[int], ...]:
         return tuple([] for _ in self._block_sizes)

@@ -1,0 +1,54 @@
+"""PromptLine: in which order requests get prompt tokens computed, in one step.
+
+Running requests whose prompts are not computed yet and waiting ones stand in one line: the tenant whose turn it is
+comes first, and of a tenant the best-ranked request. So neither the chunks of a flood of long prompts nor its queue
+come before another tenant's first chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nereid.scheduling.request_state import RequestState
+from nereid.scheduling.tenants import Tenant, Tenants
+
+
+class PromptLine:
+    """The line of one step. It costs as much as there are running requests in it, however many wait."""
+
+    def __init__(self, tenants: Tenants, unfilled: Iterable[RequestState], max_set_aside: int) -> None:
+        """unfilled: running requests with tokens left to compute.
+
+        max_set_aside: after so many tenants were set aside, nobody who waits comes any more.
+        """
+        self._tenants = tenants
+        self._num_may_be_set_aside = max_set_aside
+        self._unfilled: dict[Tenant, list[RequestState]] = {}
+        for state in sorted(unfilled, key=lambda state: state.rank, reverse=True):
+            self._unfilled.setdefault(tenants[state], []).append(state)
+        tenants.raise_floor(self._first_tenant())
+
+    def next(self) -> RequestState | None:
+        """Who is next. A running request comes once, a waiting one until it was started or set aside."""
+        tenant = self._first_tenant()
+        if tenant is None:
+            return None
+        unfilled = self._unfilled.get(tenant)
+        waiting = self._tenants.next_waiting_of(tenant) if self._num_may_be_set_aside else None
+        if unfilled and (waiting is None or unfilled[-1].rank < waiting.rank):
+            state = unfilled.pop()
+            if not unfilled:
+                del self._unfilled[tenant]
+            return state
+        return waiting
+
+    def _first_tenant(self) -> Tenant | None:
+        candidates = list(self._unfilled)
+        if self._num_may_be_set_aside and (tenant := self._tenants.next_with_waiting()):
+            candidates.append(tenant)
+        return min(candidates, key=lambda tenant: tenant.turn, default=None)
+
+    def set_aside(self, state: RequestState) -> None:
+        """A waiting request cannot start; nor can its tenant's others in this step, which are ranked worse."""
+        self._tenants.set_aside(self._tenants[state])
+        self._num_may_be_set_aside -= 1

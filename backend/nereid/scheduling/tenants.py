@@ -1,0 +1,206 @@
+"""Tenants: who has requests, how much each has been served, and what of each waits. Owns the waiting queues.
+
+A tenant is whoever shares a cache_salt. As with the virtual token counter (Sheng et al., "Fairness in Serving Large
+Language Models", 2024), each has a count of the tokens computed for it, recomputation included, for it is the device's
+time that is shared. Who comes to wait starts at the floor, the least count of those whose prompts were in line in the
+step before, so that idling saves nothing up; where none were in line, at the greatest count, so that all start even.
+
+Invariants: only tenants with unfinished requests are kept; whose turn is next is the tenant with the least count (of
+equals the one with fewer running requests, then the one whose best-ranked request arrived first); within a tenant, the
+best-ranked waiting request is next. Every change costs O(log n).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from nereid.scheduling.keyed_heap import KeyedHeap
+from nereid.scheduling.request_state import Rank, RequestState
+
+Turn = tuple[int, int, int]
+
+
+@dataclass(slots=True, eq=False)
+class Tenant:
+    """One tenant's requests. refusable: those that wait and were never scheduled, the worst-ranked first."""
+
+    salt: str
+    num_served_tokens: int = 0
+    num_running: int = 0
+    unfinished: KeyedHeap[RequestState, Rank] = field(default_factory=KeyedHeap)
+    waiting: KeyedHeap[RequestState, Rank] = field(default_factory=KeyedHeap)
+    refusable: KeyedHeap[RequestState, Rank] = field(default_factory=KeyedHeap)
+
+    @property
+    def best(self) -> RequestState:
+        """Its best-ranked unfinished request."""
+        best = self.unfinished.least()
+        assert best is not None, "a tenant without requests is not kept"
+        return best
+
+    @property
+    def turn(self) -> Turn:
+        """Less comes first."""
+        return self.num_served_tokens, self.num_running, self.best.arrival
+
+
+class Tenants:
+    """All tenants with unfinished requests."""
+
+    def __init__(self) -> None:
+        self._tenants: dict[str, Tenant] = {}
+        self._with_waiting: KeyedHeap[Tenant, Turn] = KeyedHeap()
+        self._by_best: KeyedHeap[Tenant, int] = KeyedHeap()
+        self._by_num_waiting: KeyedHeap[Tenant, int] = KeyedHeap()
+        self._aside: set[Tenant] = set()
+        self._charged: set[Tenant] = set()  # their places in the order of turns are out of date
+        self._floor = 0
+        self.num_waiting = 0
+
+    def __len__(self) -> int:
+        return len(self._tenants)
+
+    def __iter__(self) -> Iterator[Tenant]:
+        return iter(self._tenants.values())
+
+    def __getitem__(self, state: RequestState) -> Tenant:
+        """Whose request `state` is."""
+        return self._tenants[state.salt]
+
+    def num_waiting_of(self, salt: str) -> int:
+        tenant = self._tenants.get(salt)
+        return len(tenant.waiting) if tenant else 0
+
+    def share(self, total: int, newcomer: str | None = None) -> int:
+        """A tenant's part of `total` things, at least one; `newcomer` counts as active too where it is given."""
+        others = newcomer is not None and newcomer not in self._tenants
+        return max(1, total // max(1, len(self._tenants) + others))
+
+    @property
+    def front(self) -> RequestState | None:
+        """The request that advances in every step: of the tenants' best-ranked ones the first to arrive.
+
+        Every request gets there: of its own tenant only those with better ranks, of others only earlier arrivals are
+        in front of it, and both are finitely many. A priority moves no tenant past another.
+        """
+        tenant = self._by_best.least()
+        return tenant.best if tenant else None
+
+    def next_with_waiting(self) -> Tenant | None:
+        """Whose waiting request is next, of the tenants that are not set aside."""
+        self._settle()
+        return self._with_waiting.least()
+
+    def next_waiting_of(self, tenant: Tenant) -> RequestState | None:
+        """Its best-ranked waiting request, where it is not set aside."""
+        return None if tenant in self._aside else tenant.waiting.least()
+
+    def most_waiting(self) -> Tenant | None:
+        return self._by_num_waiting.least()
+
+    def add(self, state: RequestState) -> None:
+        """A new request, which waits."""
+        if (tenant := self._tenants.get(state.salt)) is None:
+            tenant = self._tenants[state.salt] = Tenant(state.salt)
+        tenant.unfinished.put(state, state.rank)
+        self._queue(tenant, state)
+        self._refresh(tenant)
+
+    def start(self, state: RequestState) -> None:
+        """A waiting request runs now."""
+        tenant = self[state]
+        self._unqueue(tenant, state)
+        tenant.num_running += 1
+        self._refresh(tenant)
+
+    def stop(self, state: RequestState) -> None:
+        """A running request waits again."""
+        tenant = self[state]
+        tenant.num_running -= 1
+        self._queue(tenant, state)
+        self._refresh(tenant)
+
+    def remove(self, state: RequestState) -> None:
+        """A request has ended, wherever it stood."""
+        tenant = self[state]
+        if state in tenant.waiting:
+            self._unqueue(tenant, state)
+        else:
+            tenant.num_running -= 1
+        tenant.unfinished.discard(state)
+        if tenant.unfinished:
+            self._refresh(tenant)
+            return
+        for heap in (self._with_waiting, self._by_best, self._by_num_waiting):
+            heap.discard(tenant)
+        self._charged.discard(tenant)
+        del self._tenants[tenant.salt]
+
+    def charge(self, state: RequestState, num_tokens: int) -> None:
+        """Count tokens computed for a request; below zero where they were not, after all."""
+        tenant = self[state]
+        tenant.num_served_tokens += num_tokens
+        self._charged.add(tenant)
+
+    def raise_floor(self, first: Tenant | None) -> None:
+        """Before a step's prompts are given tokens; first: the tenant whose turn it is, None where none is in line."""
+        counts = [first.num_served_tokens] if first else [tenant.num_served_tokens for tenant in self]
+        self._floor = max(self._floor, *counts)
+
+    def set_aside(self, tenant: Tenant) -> None:
+        """Leave its waiting requests out of the order until `end_step`."""
+        self._aside.add(tenant)
+        self._with_waiting.discard(tenant)
+
+    def end_step(self) -> None:
+        """Nobody is set aside any more."""
+        aside, self._aside = self._aside, set()
+        for tenant in aside:
+            self._refresh(tenant)
+
+    def _settle(self) -> None:
+        while self._charged:
+            self._refresh(self._charged.pop())
+
+    def _queue(self, tenant: Tenant, state: RequestState) -> None:
+        if not tenant.waiting:
+            tenant.num_served_tokens = max(tenant.num_served_tokens, self._floor)
+        tenant.waiting.put(state, state.rank)
+        if not state.known_to_executor:
+            tenant.refusable.put(state, (-state.rank[0], -state.rank[1]))
+        self.num_waiting += 1
+
+    def _unqueue(self, tenant: Tenant, state: RequestState) -> None:
+        tenant.waiting.discard(state)
+        tenant.refusable.discard(state)
+        self.num_waiting -= 1
+
+    def _refresh(self, tenant: Tenant) -> None:
+        turn = tenant.turn
+        self._by_best.put(tenant, turn[2])
+        if tenant.waiting and tenant not in self._aside:
+            self._with_waiting.put(tenant, turn)
+        else:
+            self._with_waiting.discard(tenant)
+        if tenant.waiting:
+            self._by_num_waiting.put(tenant, -len(tenant.waiting))
+        else:
+            self._by_num_waiting.discard(tenant)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where the books of the tenants and the requests' own states disagree."""
+        self._settle()
+        assert not self._aside, "tenants set aside between two steps"
+        assert self.num_waiting == sum(len(tenant.waiting) for tenant in self), "waiting requests miscounted"
+        assert set(self._by_best) == set(self), "tenants missing"
+        for heap in (self._with_waiting, self._by_num_waiting):
+            assert set(heap) == {tenant for tenant in self if tenant.waiting}, "tenants missing in a queue"
+        for tenant in self:
+            running = [state for state in tenant.unfinished if state.running]
+            assert tenant.num_running == len(running), f"tenant {tenant.salt!r}: running requests miscounted"
+            assert set(tenant.waiting) == set(tenant.unfinished) - set(running), f"tenant {tenant.salt!r}: lost one"
+            assert set(tenant.refusable) == {state for state in tenant.waiting if not state.known_to_executor}
+            assert self._by_best.key_of(tenant) == tenant.best.arrival, f"tenant {tenant.salt!r}: not in its place"
+            if tenant.waiting:
+                assert self._with_waiting.key_of(tenant) == tenant.turn, f"tenant {tenant.salt!r}: not at its turn"
