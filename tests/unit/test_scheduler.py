@@ -8,6 +8,7 @@ from nereid.errors import InvalidRequestError, QueueFullError
 from nereid.request import FinishReason, RequestStatus
 from tests.unit.scheduler_steps import EOS, counts, make_request, make_scheduler, run_step
 
+
 def test_a_long_prompt_is_chunked_and_decodes_go_along() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=8)
     scheduler.add(make_request(1, 3))

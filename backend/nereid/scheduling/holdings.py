@@ -1,6 +1,7 @@
 """Holdings: what each tenant's running requests hold of the seats and blocks, and who gives some back.
 
-Made for one decision, and not kept. A request holds one seat, and the blocks that its known tokens take when all are computed.
+Made for one decision, and not kept. A request holds one seat, and the blocks that its known tokens take when all of
+them are computed.
 """
 
 from __future__ import annotations
