@@ -17,6 +17,7 @@ from nereid.errors import (
     ExecutorError,
     NereidError,
     NumericsError,
+    QueueFullError,
     QueueTimeoutError,
     RequestCancelledError,
 )
@@ -24,8 +25,9 @@ from nereid.executor import Executor
 from nereid.kv_cache.manager import KVCacheManager
 from nereid.model_config import ModelConfig
 from nereid.output_processor import OutputProcessor
-from nereid.request import FinishReason, Request, RequestFailure, RequestOutput, RequestStats, RequestStatus
+from nereid.request import FinishReason, Request, RequestFailure, RequestOutput, RequestStats
 from nereid.scheduler import Advance, RequestState, Scheduler
+from nereid.scheduling.due_times import DueTimes
 from nereid.tokenization.tokenizer import Tokenizer
 
 
@@ -52,6 +54,7 @@ class EngineCore:
         self._scheduler = Scheduler(config, self._kv_cache, self.max_model_len, model.eos_token_ids)
         self._outputs = OutputProcessor(tokenizer)
         self._requests: dict[int, _Tracked] = {}
+        self._due_times = DueTimes(config.queue_timeout_ms / 1e3)
 
     @property
     def has_work(self) -> bool:
@@ -76,7 +79,7 @@ class EngineCore:
         self._scheduler.check_integrity()
 
     def accept(self, request: Request) -> Iterator[RequestOutput]:
-        """Take a request in; a refusal is its only output."""
+        """Take a request in; a refusal is its only output, or that of another request whose place it takes."""
         try:
             state = self._scheduler.add(request)
         except NereidError as error:
@@ -85,6 +88,11 @@ class EngineCore:
         stats = RequestStats(request.arrival_time, num_prompt_tokens=len(request.prompt_token_ids))
         self._requests[request.request_id] = _Tracked(state, stats)
         self._outputs.add(request)
+        self._due_times.watch(state)
+        if displaced := self._scheduler.displaced():
+            full = f"the queue is full: max_queue_size {self._config.max_queue_size} requests are waiting"
+            share = "and this request's cache_salt has more than its share of them"
+            yield self._end_failed(displaced, QueueFullError(f"{full}, {share}"))
 
     def cancel(self, request_id: int) -> Iterator[RequestOutput]:
         """End a request; nothing happens where it has ended."""
@@ -93,12 +101,11 @@ class EngineCore:
 
     def expire(self, now: float) -> Iterator[RequestOutput]:
         """End the requests whose deadline has passed, and those that waited too long."""
-        queue_timeout_s = self._config.queue_timeout_ms / 1e3
-        for state in list(self._scheduler.requests()):
+        for state in self._due_times.expired(now):
             request = state.request
             if request.deadline is not None and now >= request.deadline:
                 yield self._forget(state, self._outputs.end(request.request_id, FinishReason.TIMEOUT))
-            elif state.status is RequestStatus.WAITING and now - request.arrival_time >= queue_timeout_s:
+            else:
                 waited = f"not scheduled within queue_timeout_ms ({self._config.queue_timeout_ms})"
                 yield self._end_failed(state, QueueTimeoutError(waited))
 
@@ -167,6 +174,7 @@ class EngineCore:
     def _forget(self, state: RequestState, output: RequestOutput) -> RequestOutput:
         """The request's last output, with its stats; nothing of it is kept."""
         self._scheduler.finish(state)
+        self._due_times.forget(state)
         return replace(output, stats=self._requests.pop(state.request_id).stats)
 
 

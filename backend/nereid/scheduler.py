@@ -122,17 +122,15 @@ class Scheduler:
 
     def _may_displace(self, salt: str) -> bool:
         share = self._tenants.share(self._config.max_queue_size, newcomer=salt)
-        largest = self._tenants.most_waiting()
-        if largest is None or self._tenants.num_waiting_of(salt) >= share:
-            return False
-        return len(largest.waiting) > share and bool(largest.refusable)
+        largest = self._tenants.most_refusable()
+        return largest is not None and self._tenants.num_refusable(salt) < share < len(largest.refusable)
 
     def displaced(self) -> RequestState | None:
         """To be asked once after `add`: who is to be refused, as a tenant with less in the queue took the place.
 
-        It is the worst-ranked request that never ran, of the tenant with most waiting. The caller ends it.
+        It is the worst-ranked of the requests that never ran, of the tenant with most of them. The caller ends it.
         """
-        largest = self._tenants.most_waiting()
+        largest = self._tenants.most_refusable()
         return largest.refusable.least() if largest and self._queue_is_full(0) else None
 
     def schedule(self) -> SchedulerOutput:

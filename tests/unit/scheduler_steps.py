@@ -16,9 +16,13 @@ def make_scheduler(num_blocks: int = 100, max_model_len: int = 64, **settings: i
     return Scheduler(config, KVCacheManager(num_blocks, (4,)), max_model_len, (EOS,))
 
 
-def make_request(request_id: int, prompt_len: int, **sampling: object) -> Request:
+def make_request(
+    request_id: int, prompt_len: int, *, salt: str = "", priority: int = 0, at: float = 0.0, **sampling: object
+) -> Request:
     params = SamplingParams(**{"max_tokens": 8, **sampling})  # type: ignore[arg-type]
-    return Request(request_id, tuple(range(10, 10 + prompt_len)), params, arrival_time=0.0)
+    return Request(
+        request_id, tuple(range(10, 10 + prompt_len)), params, arrival_time=at, priority=priority, cache_salt=salt
+    )
 
 
 def run_step(scheduler: Scheduler, token_id: int = 9) -> tuple[SchedulerOutput, list[Advance]]:

@@ -52,7 +52,7 @@ class Tenants:
         self._tenants: dict[str, Tenant] = {}
         self._with_waiting: KeyedHeap[Tenant, Turn] = KeyedHeap()
         self._by_best: KeyedHeap[Tenant, int] = KeyedHeap()
-        self._by_num_waiting: KeyedHeap[Tenant, int] = KeyedHeap()
+        self._by_num_refusable: KeyedHeap[Tenant, int] = KeyedHeap()
         self._aside: set[Tenant] = set()
         self._charged: set[Tenant] = set()  # their places in the order of turns are out of date
         self._floor = 0
@@ -68,9 +68,10 @@ class Tenants:
         """Whose request `state` is."""
         return self._tenants[state.salt]
 
-    def num_waiting_of(self, salt: str) -> int:
+    def num_refusable(self, salt: str) -> int:
+        """How many requests of a tenant wait and were never scheduled."""
         tenant = self._tenants.get(salt)
-        return len(tenant.waiting) if tenant else 0
+        return len(tenant.refusable) if tenant else 0
 
     def share(self, total: int, newcomer: str | None = None) -> int:
         """A tenant's part of `total` things, at least one; `newcomer` counts as active too where it is given."""
@@ -96,8 +97,9 @@ class Tenants:
         """Its best-ranked waiting request, where it is not set aside."""
         return None if tenant in self._aside else tenant.waiting.least()
 
-    def most_waiting(self) -> Tenant | None:
-        return self._by_num_waiting.least()
+    def most_refusable(self) -> Tenant | None:
+        """The tenant with most of them."""
+        return self._by_num_refusable.least()
 
     def add(self, state: RequestState) -> None:
         """A new request, which waits."""
@@ -132,7 +134,7 @@ class Tenants:
         if tenant.unfinished:
             self._refresh(tenant)
             return
-        for heap in (self._with_waiting, self._by_best, self._by_num_waiting):
+        for heap in (self._with_waiting, self._by_best, self._by_num_refusable):
             heap.discard(tenant)
         self._charged.discard(tenant)
         del self._tenants[tenant.salt]
@@ -183,19 +185,15 @@ class Tenants:
             self._with_waiting.put(tenant, turn)
         else:
             self._with_waiting.discard(tenant)
-        if tenant.waiting:
-            self._by_num_waiting.put(tenant, -len(tenant.waiting))
-        else:
-            self._by_num_waiting.discard(tenant)
+        self._by_num_refusable.put(tenant, -len(tenant.refusable))
 
     def check_integrity(self) -> None:
         """Raise AssertionError where the books of the tenants and the requests' own states disagree."""
         self._settle()
         assert not self._aside, "tenants set aside between two steps"
         assert self.num_waiting == sum(len(tenant.waiting) for tenant in self), "waiting requests miscounted"
-        assert set(self._by_best) == set(self), "tenants missing"
-        for heap in (self._with_waiting, self._by_num_waiting):
-            assert set(heap) == {tenant for tenant in self if tenant.waiting}, "tenants missing in a queue"
+        assert set(self._by_best) == set(self._by_num_refusable) == set(self), "tenants missing"
+        assert set(self._with_waiting) == {tenant for tenant in self if tenant.waiting}, "tenants missing in the line"
         for tenant in self:
             running = [state for state in tenant.unfinished if state.running]
             assert tenant.num_running == len(running), f"tenant {tenant.salt!r}: running requests miscounted"
