@@ -2,7 +2,8 @@
 
 Running requests whose prompts are not computed yet and waiting ones stand in one line: the tenant whose turn it is
 comes first, and of a tenant the best-ranked request. So neither the chunks of a flood of long prompts nor its queue
-come before another tenant's first chunk.
+come before another tenant's first chunk. But waiting requests of a tenant that has its share of the seats stand back
+while a tenant with less waits, so that no seat is given out only to be claimed.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from nereid.scheduling.tenants import Tenant, Tenants
 class PromptLine:
     """The line of one step. It costs as much as there are running requests in it, however many wait."""
 
-    def __init__(self, tenants: Tenants, unfilled: Iterable[RequestState], max_set_aside: int) -> None:
+    def __init__(self, tenants: Tenants, unfilled: Iterable[RequestState], num_seats: int) -> None:
         """unfilled: running requests with tokens left to compute.
 
-        max_set_aside: after so many tenants were set aside, nobody who waits comes any more.
+        Once as many tenants as there are seats were set aside, nobody who waits comes any more.
         """
         self._tenants = tenants
-        self._num_may_be_set_aside = max_set_aside
+        self._num_may_be_set_aside = num_seats
+        self._share = tenants.share(num_seats)
         self._unfilled: dict[Tenant, list[RequestState]] = {}
         for state in sorted(unfilled, key=lambda state: state.rank, reverse=True):
             self._unfilled.setdefault(tenants[state], []).append(state)
@@ -30,17 +32,18 @@ class PromptLine:
 
     def next(self) -> RequestState | None:
         """Who is next. A running request comes once, a waiting one until it was started or set aside."""
-        tenant = self._first_tenant()
-        if tenant is None:
-            return None
-        unfilled = self._unfilled.get(tenant)
-        waiting = self._tenants.next_waiting_of(tenant) if self._num_may_be_set_aside else None
-        if unfilled and (waiting is None or unfilled[-1].rank < waiting.rank):
-            state = unfilled.pop()
-            if not unfilled:
-                del self._unfilled[tenant]
-            return state
-        return waiting
+        while tenant := self._first_tenant():
+            unfilled = self._unfilled.get(tenant)
+            waiting = self._tenants.next_waiting_of(tenant) if self._num_may_be_set_aside else None
+            if unfilled and (waiting is None or unfilled[-1].rank < waiting.rank):
+                state = unfilled.pop()
+                if not unfilled:
+                    del self._unfilled[tenant]
+                return state
+            if tenant.num_running < self._share or not self._tenants.any_waits_with_fewer_running(self._share):
+                return waiting
+            self._tenants.set_aside(tenant)
+        return None
 
     def _first_tenant(self) -> Tenant | None:
         candidates = list(self._unfilled)

@@ -51,6 +51,7 @@ class Tenants:
     def __init__(self) -> None:
         self._tenants: dict[str, Tenant] = {}
         self._with_waiting: KeyedHeap[Tenant, Turn] = KeyedHeap()
+        self._with_waiting_by_running: KeyedHeap[Tenant, int] = KeyedHeap()
         self._by_best: KeyedHeap[Tenant, int] = KeyedHeap()
         self._by_num_refusable: KeyedHeap[Tenant, int] = KeyedHeap()
         self._aside: set[Tenant] = set()
@@ -67,6 +68,11 @@ class Tenants:
     def __getitem__(self, state: RequestState) -> Tenant:
         """Whose request `state` is."""
         return self._tenants[state.salt]
+
+    def any_waits_with_fewer_running(self, share: int) -> bool:
+        """Whether a tenant has waiting requests, is not set aside and has fewer than `share` running ones."""
+        tenant = self._with_waiting_by_running.least()
+        return tenant is not None and tenant.num_running < share
 
     def num_refusable(self, salt: str) -> int:
         """How many requests of a tenant wait and were never scheduled."""
@@ -134,7 +140,7 @@ class Tenants:
         if tenant.unfinished:
             self._refresh(tenant)
             return
-        for heap in (self._with_waiting, self._by_best, self._by_num_refusable):
+        for heap in (self._with_waiting, self._with_waiting_by_running, self._by_best, self._by_num_refusable):
             heap.discard(tenant)
         self._charged.discard(tenant)
         del self._tenants[tenant.salt]
@@ -153,7 +159,7 @@ class Tenants:
     def set_aside(self, tenant: Tenant) -> None:
         """Leave its waiting requests out of the order until `end_step`."""
         self._aside.add(tenant)
-        self._with_waiting.discard(tenant)
+        self._refresh(tenant)
 
     def end_step(self) -> None:
         """Nobody is set aside any more."""
@@ -183,8 +189,10 @@ class Tenants:
         self._by_best.put(tenant, turn[2])
         if tenant.waiting and tenant not in self._aside:
             self._with_waiting.put(tenant, turn)
+            self._with_waiting_by_running.put(tenant, tenant.num_running)
         else:
             self._with_waiting.discard(tenant)
+            self._with_waiting_by_running.discard(tenant)
         self._by_num_refusable.put(tenant, -len(tenant.refusable))
 
     def check_integrity(self) -> None:
@@ -193,7 +201,8 @@ class Tenants:
         assert not self._aside, "tenants set aside between two steps"
         assert self.num_waiting == sum(len(tenant.waiting) for tenant in self), "waiting requests miscounted"
         assert set(self._by_best) == set(self._by_num_refusable) == set(self), "tenants missing"
-        assert set(self._with_waiting) == {tenant for tenant in self if tenant.waiting}, "tenants missing in the line"
+        with_waiting = {tenant for tenant in self if tenant.waiting}
+        assert set(self._with_waiting) == set(self._with_waiting_by_running) == with_waiting, "tenants missing in line"
         for tenant in self:
             running = [state for state in tenant.unfinished if state.running]
             assert tenant.num_running == len(running), f"tenant {tenant.salt!r}: running requests miscounted"
