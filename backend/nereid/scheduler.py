@@ -136,7 +136,7 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """The plan of the next step; empty where nothing can run."""
         front = self._tenants.front
-        plan = StepPlan(self._config.max_num_batched_tokens, front, self._seats.num_spare_blocks)
+        plan = StepPlan(self._config.max_num_batched_tokens, front)
         if front is not None:
             if not front.running:
                 self._seats.start_front(front, plan)
@@ -148,13 +148,13 @@ class Scheduler:
         return plan.close(self._step, finished)
 
     def _give_last_tokens(self, plan: StepPlan) -> None:
-        last = [state for state in self._running if plan.num_left(state) == 1 and not plan.num_given(state)]
+        last = (state for state in self._running if state.num_computed_tokens + 1 == state.num_tokens)
         for state in sorted(last, key=lambda state: state.rank):
-            if state.running:
+            if state.running and state is not plan.front:
                 self._give(state, 1, plan)
 
     def _give_prompts(self, plan: StepPlan) -> None:
-        line = PromptLine(self._tenants, filter(plan.num_left, self._running), self._seats.num_seats)
+        line = PromptLine(self._tenants, filter(plan.num_left, self._running), self._seats)
         while plan.budget > 0 and (state := line.next()):
             if not state.running and not self._seats.start(state, plan):
                 plan.in_order = False

@@ -11,24 +11,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nereid.scheduling.request_state import RequestState
+from nereid.scheduling.seats import Seats
 from nereid.scheduling.tenants import Tenant, Tenants
 
 
 class PromptLine:
     """The line of one step. It costs as much as there are running requests in it, however many wait."""
 
-    def __init__(self, tenants: Tenants, unfilled: Iterable[RequestState], num_seats: int) -> None:
+    def __init__(self, tenants: Tenants, unfilled: Iterable[RequestState], seats: Seats) -> None:
         """unfilled: running requests with tokens left to compute.
 
         Once as many tenants as there are seats were set aside, nobody who waits comes any more.
         """
         self._tenants = tenants
-        self._num_may_be_set_aside = num_seats
-        self._share = tenants.share(num_seats)
+        self._num_may_be_set_aside = seats.num_seats
+        self._share = tenants.share(seats.num_seats)
         self._unfilled: dict[Tenant, list[RequestState]] = {}
         for state in sorted(unfilled, key=lambda state: state.rank, reverse=True):
             self._unfilled.setdefault(tenants[state], []).append(state)
         tenants.raise_floor(self._first_tenant())
+        if not seats.may_be_had:
+            self._num_may_be_set_aside = 0
 
     def next(self) -> RequestState | None:
         """Who is next. A running request comes once, a waiting one until it was started or set aside."""

@@ -39,14 +39,14 @@ class Seats:
         return self.num_seats - len(self.running)
 
     @property
-    def num_spare_blocks(self) -> int:
-        """Free blocks that no running request needs for its known tokens; below zero where they need more."""
-        return self._kv_cache.num_free_blocks - sum(map(self._num_missing_blocks, self.running.values()))
+    def may_be_had(self) -> bool:
+        """Whether anybody who waits could start: a seat is free, or a tenant has more than its share."""
+        return self.num_free > 0 or self._tenants.most_running > self._tenants.share(self.num_seats)
 
     def start(self, state: RequestState, plan: StepPlan) -> bool:
         """Let a waiting request run, where there is room or it may claim some. Returns whether it runs."""
         num_blocks = self._num_missing_blocks(state)
-        if not (plan.in_order and self.num_free and num_blocks <= plan.num_spare_blocks):
+        if not (plan.in_order and self.num_free and num_blocks <= self._num_spare_blocks(plan)):
             victims = self._claimed(state, num_blocks, plan)
             if victims is None:
                 return False
@@ -91,12 +91,11 @@ class Seats:
     def _preempt(self, state: RequestState, plan: StepPlan) -> None:
         """The same in the middle of a plan, in which it may have a part."""
         self._tenants.charge(state, -plan.withdraw(state))
-        plan.num_spare_blocks += self._num_missing_blocks(state) - self._kv_cache.num_free_blocks
         self.preempt(state)
-        plan.num_spare_blocks += self._kv_cache.num_free_blocks
+        plan.num_spare_blocks = None
 
     def _start(self, state: RequestState, plan: StepPlan) -> None:
-        plan.num_spare_blocks -= self._num_missing_blocks(state)
+        plan.num_spare_blocks = self._num_spare_blocks(plan) - self._num_missing_blocks(state)
         self._tenants.start(state)
         self.running[state.request_id] = state
         state.status = RequestStatus.RUNNING
@@ -108,7 +107,7 @@ class Seats:
             return None
         holdings = self._holdings(plan)
         may_take_blocks = holdings.of(state.salt, Resource.BLOCKS) + num_blocks <= blocks
-        num_free, num_spare = self.num_free, plan.num_spare_blocks
+        num_free, num_spare = self.num_free, self._num_spare_blocks(plan)
         victims: list[RequestState] = []
         while not num_free or num_blocks > num_spare:
             resource, share = (Resource.BLOCKS, blocks) if num_free else (Resource.SEATS, seats)
@@ -125,6 +124,12 @@ class Seats:
 
     def _num_blocks_of(self, state: RequestState) -> int:
         return self._kv_cache.num_blocks_for(state.num_tokens)
+
+    def _num_spare_blocks(self, plan: StepPlan) -> int:
+        if plan.num_spare_blocks is None:  # giving blocks to who is running does not change it
+            missing = sum(map(self._num_missing_blocks, self.running.values()))
+            plan.num_spare_blocks = self._kv_cache.num_free_blocks - missing
+        return plan.num_spare_blocks
 
     def _num_missing_blocks(self, state: RequestState) -> int:
         return self._kv_cache.num_missing_blocks(state.request_id, state.num_tokens)

@@ -30,13 +30,14 @@ class StepPlan:
     """Rows in the order in which requests were first given tokens.
 
     front: the request that must advance.  num_spare_blocks: free blocks that no running request needs for its known
-    tokens; below zero where they want more than there are.  in_order: no waiting request was passed over yet.
+    tokens, below zero where they want more than there are; None until somebody asks.  in_order: no waiting request was
+    passed over yet.
     """
 
-    def __init__(self, budget: int, front: RequestState | None, num_spare_blocks: int) -> None:
+    def __init__(self, budget: int, front: RequestState | None) -> None:
         self.budget = budget
         self.front = front
-        self.num_spare_blocks = num_spare_blocks
+        self.num_spare_blocks: int | None = None
         self.in_order = True
         self._rows: dict[int, _Row] = {}
 

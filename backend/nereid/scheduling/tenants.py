@@ -50,10 +50,13 @@ class Tenants:
 
     def __init__(self) -> None:
         self._tenants: dict[str, Tenant] = {}
-        self._with_waiting: KeyedHeap[Tenant, Turn] = KeyedHeap()
-        self._with_waiting_by_running: KeyedHeap[Tenant, int] = KeyedHeap()
+        # Those with waiting requests that are not set aside: by turn, and by how many run.
+        self._line: KeyedHeap[Tenant, Turn] = KeyedHeap()
+        self._line_by_running: KeyedHeap[Tenant, int] = KeyedHeap()
+        # All: by the arrival of the best-ranked request, by how many run and how many can be refused (most first).
         self._by_best: KeyedHeap[Tenant, int] = KeyedHeap()
-        self._by_num_refusable: KeyedHeap[Tenant, int] = KeyedHeap()
+        self._by_most_running: KeyedHeap[Tenant, int] = KeyedHeap()
+        self._by_most_refusable: KeyedHeap[Tenant, int] = KeyedHeap()
         self._aside: set[Tenant] = set()
         self._charged: set[Tenant] = set()  # their places in the order of turns are out of date
         self._floor = 0
@@ -69,9 +72,15 @@ class Tenants:
         """Whose request `state` is."""
         return self._tenants[state.salt]
 
+    @property
+    def most_running(self) -> int:
+        """Running requests of the tenant that has most."""
+        tenant = self._by_most_running.least()
+        return tenant.num_running if tenant else 0
+
     def any_waits_with_fewer_running(self, share: int) -> bool:
         """Whether a tenant has waiting requests, is not set aside and has fewer than `share` running ones."""
-        tenant = self._with_waiting_by_running.least()
+        tenant = self._line_by_running.least()
         return tenant is not None and tenant.num_running < share
 
     def num_refusable(self, salt: str) -> int:
@@ -97,7 +106,7 @@ class Tenants:
     def next_with_waiting(self) -> Tenant | None:
         """Whose waiting request is next, of the tenants that are not set aside."""
         self._settle()
-        return self._with_waiting.least()
+        return self._line.least()
 
     def next_waiting_of(self, tenant: Tenant) -> RequestState | None:
         """Its best-ranked waiting request, where it is not set aside."""
@@ -105,7 +114,7 @@ class Tenants:
 
     def most_refusable(self) -> Tenant | None:
         """The tenant with most of them."""
-        return self._by_num_refusable.least()
+        return self._by_most_refusable.least()
 
     def add(self, state: RequestState) -> None:
         """A new request, which waits."""
@@ -140,8 +149,9 @@ class Tenants:
         if tenant.unfinished:
             self._refresh(tenant)
             return
-        for heap in (self._with_waiting, self._with_waiting_by_running, self._by_best, self._by_num_refusable):
-            heap.discard(tenant)
+        for by_number in (self._line_by_running, self._by_best, self._by_most_running, self._by_most_refusable):
+            by_number.discard(tenant)
+        self._line.discard(tenant)
         self._charged.discard(tenant)
         del self._tenants[tenant.salt]
 
@@ -185,24 +195,24 @@ class Tenants:
         self.num_waiting -= 1
 
     def _refresh(self, tenant: Tenant) -> None:
-        turn = tenant.turn
-        self._by_best.put(tenant, turn[2])
+        self._by_best.put(tenant, tenant.best.arrival)
+        self._by_most_running.put(tenant, -tenant.num_running)
+        self._by_most_refusable.put(tenant, -len(tenant.refusable))
         if tenant.waiting and tenant not in self._aside:
-            self._with_waiting.put(tenant, turn)
-            self._with_waiting_by_running.put(tenant, tenant.num_running)
+            self._line.put(tenant, tenant.turn)
+            self._line_by_running.put(tenant, tenant.num_running)
         else:
-            self._with_waiting.discard(tenant)
-            self._with_waiting_by_running.discard(tenant)
-        self._by_num_refusable.put(tenant, -len(tenant.refusable))
+            self._line.discard(tenant)
+            self._line_by_running.discard(tenant)
 
     def check_integrity(self) -> None:
         """Raise AssertionError where the books of the tenants and the requests' own states disagree."""
         self._settle()
         assert not self._aside, "tenants set aside between two steps"
         assert self.num_waiting == sum(len(tenant.waiting) for tenant in self), "waiting requests miscounted"
-        assert set(self._by_best) == set(self._by_num_refusable) == set(self), "tenants missing"
+        assert set(self._by_best) == set(self._by_most_refusable) == set(self), "tenants missing"
         with_waiting = {tenant for tenant in self if tenant.waiting}
-        assert set(self._with_waiting) == set(self._with_waiting_by_running) == with_waiting, "tenants missing in line"
+        assert set(self._line) == set(self._line_by_running) == with_waiting, "tenants missing in line"
         for tenant in self:
             running = [state for state in tenant.unfinished if state.running]
             assert tenant.num_running == len(running), f"tenant {tenant.salt!r}: running requests miscounted"
@@ -210,4 +220,4 @@ class Tenants:
             assert set(tenant.refusable) == {state for state in tenant.waiting if not state.known_to_executor}
             assert self._by_best.key_of(tenant) == tenant.best.arrival, f"tenant {tenant.salt!r}: not in its place"
             if tenant.waiting:
-                assert self._with_waiting.key_of(tenant) == tenant.turn, f"tenant {tenant.salt!r}: not at its turn"
+                assert self._line.key_of(tenant) == tenant.turn, f"tenant {tenant.salt!r}: not at its turn"
