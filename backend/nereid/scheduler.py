@@ -159,6 +159,8 @@ class Scheduler:
             if not state.running and not self._seats.start(state, plan):
                 plan.in_order = False
                 line.set_aside(state)
+                if plan.nothing_to_claim:
+                    line.close()
             elif count := min(plan.num_left(state), plan.budget):
                 self._give(state, count, plan)
         self._tenants.end_step()

@@ -31,7 +31,7 @@ class PromptLine:
             self._unfilled.setdefault(tenants[state], []).append(state)
         tenants.raise_floor(self._first_tenant())
         if not seats.may_be_had:
-            self._num_may_be_set_aside = 0
+            self.close()
 
     def next(self) -> RequestState | None:
         """Who is next. A running request comes once, a waiting one until it was started or set aside."""
@@ -58,3 +58,7 @@ class PromptLine:
         """A waiting request cannot start; nor can its tenant's others in this step, which are ranked worse."""
         self._tenants.set_aside(self._tenants[state])
         self._num_may_be_set_aside -= 1
+
+    def close(self) -> None:
+        """Nobody who waits comes any more."""
+        self._num_may_be_set_aside = 0

@@ -3,12 +3,13 @@
 A waiting request starts where a seat is free and the pool has the blocks for all its known tokens beside those that
 running requests still need. Where one cannot, none behind it starts either, but by a claim: a request that never ran,
 of a tenant with fewer running requests than its share of the seats, takes what it lacks from the worst-ranked requests
-of tenants above their shares; blocks only up to its own tenant's share of them; nothing from the front request, nor a
-tenant's last running one. A request claims at most once, when it first starts: there are no more claims than requests,
-so nothing goes to and fro.
+of tenants above their shares; blocks only up to its own tenant's share of them, and all of them where others wait
+before it; nothing from the front request, nor a tenant's last running one. A request claims at most once, when it first
+starts: there are no more claims than requests, so nothing goes to and fro.
 
-Where a running request finds no block, the worst-ranked request of the tenant that holds most, where that is above its
-share, is preempted and recomputed later; without such a tenant the worst-ranked of all; never the front.
+Where a running request finds no block, one is preempted and recomputed later: the worst-ranked of the tenant that holds
+most, where that is above its share and not its last; else of the tenants' worst-ranked ones the latest arrival; never
+the front.
 
 Invariants: there are no more running requests than seats; only they have blocks.
 """
@@ -58,16 +59,13 @@ class Seats:
     def start_front(self, front: RequestState, plan: StepPlan) -> None:
         """Let the front request run, which takes a seat from another where none is free."""
         if not self.num_free:
-            share, holdings = self._tenants.share(self.num_seats), self._holdings(plan)
-            over = holdings.take_over_share(Resource.SEATS, share, spare_last=True)
-            self._preempt(over or holdings.take_worst(), plan)
+            self._preempt(self._victim(Resource.SEATS, self.num_seats, plan), plan)
         self._start(front, plan)
 
     def grow(self, state: RequestState, num_tokens: int, plan: StepPlan) -> BlockIds | None:
         """Blocks for a running request's first `num_tokens` tokens; None where it was itself preempted to make room."""
         while (blocks := self._kv_cache.grow(state.request_id, num_tokens)) is None:
-            share, holdings = self._tenants.share(self._kv_cache.num_blocks), self._holdings(plan)
-            victim = holdings.take_over_share(Resource.BLOCKS, share, spare_last=False) or holdings.take_worst()
+            victim = self._victim(Resource.BLOCKS, self._kv_cache.num_blocks, plan)
             self._preempt(victim, plan)
             if victim is state:
                 return None
@@ -92,27 +90,34 @@ class Seats:
         """The same in the middle of a plan, in which it may have a part."""
         self._tenants.charge(state, -plan.withdraw(state))
         self.preempt(state)
-        plan.num_spare_blocks = None
+        plan.num_spare_blocks = plan.holdings = None
 
     def _start(self, state: RequestState, plan: StepPlan) -> None:
         plan.num_spare_blocks = self._num_spare_blocks(plan) - self._num_missing_blocks(state)
         self._tenants.start(state)
         self.running[state.request_id] = state
         state.status = RequestStatus.RUNNING
+        plan.holdings = None
+
+    def _victim(self, resource: Resource, total: int, plan: StepPlan) -> RequestState:
+        """Who makes room for a running request, or for the front."""
+        holdings = self._holdings(plan)
+        return holdings.above_share(resource, self._tenants.share(total)) or holdings.latest()
 
     def _claimed(self, state: RequestState, num_blocks: int, plan: StepPlan) -> list[RequestState] | None:
         """Whom to preempt for a waiting request that needs so many blocks; None where it has no claim to that."""
         seats, blocks = self._tenants.share(self.num_seats), self._tenants.share(self._kv_cache.num_blocks)
+        num_free, num_spare = self.num_free, self._num_spare_blocks(plan) if plan.in_order else 0
         if state.status is not RequestStatus.WAITING or self._tenants[state].num_running >= seats:
             return None
-        holdings = self._holdings(plan)
-        may_take_blocks = holdings.of(state.salt, Resource.BLOCKS) + num_blocks <= blocks
-        num_free, num_spare = self.num_free, self._num_spare_blocks(plan)
         victims: list[RequestState] = []
         while not num_free or num_blocks > num_spare:
             resource, share = (Resource.BLOCKS, blocks) if num_free else (Resource.SEATS, seats)
-            victim = holdings.take_over_share(resource, share, spare_last=True)
-            if victim is None or (num_free and not may_take_blocks):
+            victim = self._holdings(plan).above_share(resource, share, victims)
+            if victim is None:
+                plan.nothing_to_claim = not victims
+                return None
+            if num_free and num_blocks + self._holdings(plan).num_blocks(state.salt) > blocks:
                 return None
             victims.append(victim)
             num_free += 1
@@ -120,7 +125,9 @@ class Seats:
         return victims
 
     def _holdings(self, plan: StepPlan) -> Holdings:
-        return Holdings(self.running.values(), plan.front, self._num_blocks_of)
+        if plan.holdings is None:
+            plan.holdings = Holdings(self.running.values(), plan.front, self._num_blocks_of)
+        return plan.holdings
 
     def _num_blocks_of(self, state: RequestState) -> int:
         return self._kv_cache.num_blocks_for(state.num_tokens)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nereid.batch import BlockIds, NewRequest, ScheduledRequest, SchedulerOutput
+from nereid.scheduling.holdings import Holdings
 from nereid.scheduling.request_state import RequestState
 
 
@@ -30,15 +31,17 @@ class StepPlan:
     """Rows in the order in which requests were first given tokens.
 
     front: the request that must advance.  num_spare_blocks: free blocks that no running request needs for its known
-    tokens, below zero where they want more than there are; None until somebody asks.  in_order: no waiting request was
-    passed over yet.
+    tokens, below zero where they want more than there are.  holdings: of the running requests. Both None until somebody
+    asks.  in_order: no waiting request was passed over yet.  nothing_to_claim: nor can one be, by a claim.
     """
 
     def __init__(self, budget: int, front: RequestState | None) -> None:
         self.budget = budget
         self.front = front
         self.num_spare_blocks: int | None = None
+        self.holdings: Holdings | None = None
         self.in_order = True
+        self.nothing_to_claim = False
         self._rows: dict[int, _Row] = {}
 
     def num_given(self, state: RequestState) -> int:
