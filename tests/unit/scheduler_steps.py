@@ -17,12 +17,19 @@ def make_scheduler(num_blocks: int = 100, max_model_len: int = 64, **settings: i
 
 
 def make_request(
-    request_id: int, prompt_len: int, *, salt: str = "", priority: int = 0, at: float = 0.0, **sampling: object
+    request_id: int,
+    prompt_len: int,
+    *,
+    salt: str = "",
+    priority: int = 0,
+    at: float = 0.0,
+    deadline: float | None = None,
+    **sampling: object,
 ) -> Request:
+    """at, deadline: seconds on the monotonic clock."""
     params = SamplingParams(**{"max_tokens": 8, **sampling})  # type: ignore[arg-type]
-    return Request(
-        request_id, tuple(range(10, 10 + prompt_len)), params, arrival_time=at, priority=priority, cache_salt=salt
-    )
+    prompt = tuple(range(10, 10 + prompt_len))
+    return Request(request_id, prompt, params, at, deadline, priority=priority, cache_salt=salt)
 
 
 def run_step(scheduler: Scheduler, token_id: int = 9, *, check: bool = True) -> tuple[SchedulerOutput, list[Advance]]:
