@@ -60,11 +60,20 @@ class Bench:
         config = EngineConfig.from_mapping({"model": str(directory), "num_blocks": 60, **settings})
         self.engine = build_engine(config, directory, self.outputs.emit).engine
 
-    def submit(self, request_id: int, deadline_s: float | None = None, prompt_len: int = 5, **sampling: object) -> None:
+    def submit(
+        self,
+        request_id: int,
+        deadline_s: float | None = None,
+        prompt_len: int = 5,
+        priority: int = 0,
+        salt: str = "",
+        **sampling: object,
+    ) -> None:
         params = SamplingParams(**{"temperature": 0.0, "ignore_eos": True, **sampling})  # type: ignore[arg-type]
         now = time.monotonic()
         deadline = None if deadline_s is None else now + deadline_s
-        self.engine.submit(Request(request_id, tuple(range(3, 3 + prompt_len)), params, now, deadline))
+        prompt = tuple(range(3, 3 + prompt_len))
+        self.engine.submit(Request(request_id, prompt, params, now, deadline, priority, cache_salt=salt))
 
     def wait_until_empty(self) -> None:
         end = time.monotonic() + WAIT_S
@@ -147,6 +156,23 @@ def test_the_queue_has_a_limit(directory: Path) -> None:
     bench.engine.shutdown(0.0)
 
 
+def test_a_full_queue_takes_another_tenants_request_in_stead_of_the_latest(directory: Path) -> None:
+    bench = Bench(directory, max_num_seqs=1, max_queue_size=2, num_threads=1)
+    bench.submit(1, max_tokens=490, salt="flood")
+    bench.outputs.next()
+    for request_id in (2, 3):
+        bench.submit(request_id, max_tokens=2, salt="flood")
+    bench.submit(4, max_tokens=2, salt="other")
+    (refused,) = bench.outputs.wait_for(3)
+    assert refused.failure is not None and refused.failure.code is ErrorCode.UNAVAILABLE
+    assert "max_queue_size 2" in refused.failure.message and "cache_salt" in refused.failure.message
+    assert not bench.outputs.ends.keys() - {3}
+    bench.engine.cancel(1)
+    assert [end.failure for end in bench.outputs.wait_for(2, 4)] == [None, None]
+    bench.wait_until_empty()
+    bench.engine.shutdown(0.0)
+
+
 def test_draining_finishes_what_runs_and_refuses_what_comes(bench: Bench) -> None:
     bench.submit(1, max_tokens=100)
     bench.outputs.next()
@@ -175,7 +201,13 @@ def test_random_load_with_cancellations_ends_every_request_once(directory: Path)
     rng = random.Random(3)
     bench = Bench(directory, block_size=4, num_blocks=60, max_num_batched_tokens=32, max_num_seqs=12)
     for request_id in range(150):
-        bench.submit(request_id, prompt_len=rng.randrange(1, 60), max_tokens=rng.randrange(1, 40))
+        bench.submit(
+            request_id,
+            prompt_len=rng.randrange(1, 60),
+            priority=rng.randrange(-100, 101),
+            salt=rng.choice("abc"),
+            max_tokens=rng.randrange(1, 40),
+        )
         if rng.random() < 0.4:
             bench.engine.cancel(rng.randrange(request_id + 1))
         if rng.random() < 0.1:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import unittest.mock
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,8 @@ from tests.engine.tiny import VOCAB, IdentityRule, SteppedEngine, reference_logi
 BLOCK = 8
 
 
-def make_requests(lengths: list[int], max_tokens: int, temperature: float = 0.0) -> list[Request]:
+def make_requests(lengths: list[int], max_tokens: int, temperature: float = 0.0, salts: str = "a") -> list[Request]:
+    """salts: a tenant for each letter, in turns."""
     rng = random.Random(9)
     return [
         Request(
@@ -30,6 +32,7 @@ def make_requests(lengths: list[int], max_tokens: int, temperature: float = 0.0)
             tuple(rng.randrange(3, VOCAB) for _ in range(length)),
             SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True, seed=index),
             arrival_time=0.0,
+            cache_salt=salts[index % len(salts)],
         )
         for index, length in enumerate(lengths)
     ]
@@ -93,6 +96,23 @@ def test_a_preemption_at_any_step_changes_nothing(
         count += 1
     assert engine.scheduler.num_preemptions > 0
     check(model, requests, engine.tokens)
+
+
+@pytest.mark.parametrize("settings", [{"max_num_seqs": 4}, {"num_blocks": 14}], ids=str)
+def test_seats_and_blocks_that_other_tenants_claim_change_nothing(
+    model: transformers.LlamaForCausalLM, directory: Path, settings: dict[str, object]
+) -> None:
+    flood, others = make_requests([20] * 6, 30, 0.9), make_requests([5, 20, 9], 20, 0.9, salts="bc")
+    others = [replace(request, request_id=100 + request.request_id) for request in others]
+    engine = SteppedEngine(directory, {"block_size": BLOCK, "max_num_batched_tokens": 32, **settings})
+    for request in flood:
+        engine.scheduler.add(request)
+    for _ in range(6):
+        engine.step()
+    before = engine.scheduler.num_preemptions
+    tokens = engine.run(others)
+    assert engine.scheduler.num_preemptions > before
+    check(model, [*flood, *others], tokens)
 
 
 def test_nan_logits_end_that_request_alone(model: transformers.LlamaForCausalLM, directory: Path) -> None:

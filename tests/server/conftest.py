@@ -78,6 +78,9 @@ def write_repository(repository: Path, weights: Path) -> None:
     queue = {"max_num_seqs": 1, "max_queue_size": 2, "queue_timeout_ms": 2500}
     write_model(repository, "tiny_queue", tiny_settings(weights, **queue))
     write_model(repository, "tiny_queue_unary", tiny_settings(weights, **queue), config=UNARY_CONFIG)
+    # Ten find a place.
+    overload = {"max_num_seqs": 2, "max_queue_size": 8, "queue_timeout_ms": 1500}
+    write_model(repository, "tiny_overload", tiny_settings(weights, **overload))
     # Small enough to be touched whole at once: what grows later is not the pool.
     write_model(repository, "tiny_memory", tiny_settings(weights, num_blocks=257))
     write_model(repository, "chain", None, config=TOY_CONFIG, source=CHAIN)
@@ -130,6 +133,7 @@ tiny_unary = _loaded_fixture("tiny_unary")
 tiny_limit = _loaded_fixture("tiny_limit")
 tiny_pool = _loaded_fixture("tiny_pool")
 tiny_queue = _loaded_fixture("tiny_queue")
+tiny_overload = _loaded_fixture("tiny_overload")
 tiny_memory = _loaded_fixture("tiny_memory")
 tiny_queue_unary = _loaded_fixture("tiny_queue_unary")
 chain = _loaded_fixture("chain")
