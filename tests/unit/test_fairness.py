@@ -114,7 +114,7 @@ def test_an_idle_tenant_saves_nothing_up() -> None:
     scheduler.add(make_request(0, 4, salt="quiet", max_tokens=2000, ignore_eos=True))
     ids = count(1)
     for _ in range(100):
-        scheduler.add(make_request(next(ids), 20, salt="busy", max_tokens=1))
+        scheduler.add(make_request(next(ids), 20, salt="busy", max_tokens=3))
         run_step(scheduler)
     salts = {}
     for salt in ["quiet", "busy"] * 100:
@@ -159,6 +159,41 @@ def test_blocks_do_not_go_to_and_fro() -> None:
     while scheduler.has_work:
         run_step(scheduler)
     assert scheduler.num_preemptions <= 7, "three claimed; the others for want of blocks as texts grew"
+
+
+def test_a_claim_to_blocks_ends_at_the_tenants_share() -> None:
+    scheduler = make_scheduler(num_blocks=61, max_model_len=200, max_num_seqs=SEATS, max_num_batched_tokens=256)
+    for request_id in range(5):
+        scheduler.add(make_request(request_id, 40, salt="flood", max_tokens=100))  # eleven blocks each
+    run_step(scheduler)
+    larger, smaller = (make_request(100 + n, 121 - n, salt="other") for n in range(2))  # 31 blocks, and 30: its share
+    state = scheduler.add(larger)
+    run_step(scheduler)
+    assert not state.running and scheduler.num_preemptions == 0
+    scheduler.finish(state)
+    state = scheduler.add(smaller)
+    run_step(scheduler)
+    assert state.running and scheduler.num_preemptions > 0
+
+
+def test_a_claim_frees_the_tokens_of_the_step_too() -> None:
+    scheduler = make_scheduler(max_num_seqs=SEATS, max_num_batched_tokens=BUDGET)
+    for request_id in range(SEATS):
+        scheduler.add(make_request(request_id, 3, salt="flood"))
+    run_step(scheduler)
+    scheduler.add(make_request(1000, 40, salt="other"))
+    plan = counts(run_step(scheduler)[0])
+    assert plan == {**dict.fromkeys(range(SEATS - 1), 1), 1000: BUDGET - (SEATS - 1)}
+
+
+def test_nobody_slips_past_one_who_waits_for_blocks() -> None:
+    scheduler = make_scheduler(num_blocks=61, max_model_len=240, max_num_seqs=SEATS, max_num_batched_tokens=256)
+    scheduler.add(make_request(0, 190, salt="a"))  # 48 blocks, its tenant's last running request
+    run_step(scheduler)
+    waiting, behind = (scheduler.add(make_request(n, length, salt="bc"[n % 2])) for n, length in ((2, 80), (3, 4)))
+    run_step(scheduler)
+    assert not waiting.running and not behind.running
+    assert first_scheduled(scheduler) == [2, 3]
 
 
 def test_a_claim_leaves_the_front_and_the_best_ranked_alone() -> None:
