@@ -196,6 +196,19 @@ def test_nobody_slips_past_one_who_waits_for_blocks() -> None:
     assert first_scheduled(scheduler) == [2, 3]
 
 
+def test_a_claim_out_of_order_leaves_the_spare_blocks_to_who_waits_for_them() -> None:
+    scheduler = make_scheduler(num_blocks=61, max_model_len=240, max_num_seqs=SEATS, max_num_batched_tokens=256)
+    for request_id in range(2):
+        scheduler.add(make_request(request_id, 94, salt="a"))  # 24 blocks each; twelve are left
+    run_step(scheduler)
+    large = scheduler.add(make_request(2, 82, salt="b"))  # 21 blocks: one more than its share
+    small = scheduler.add(make_request(3, 18, salt="c"))
+    run_step(scheduler)
+    assert (large.running, small.running, scheduler.num_preemptions) == (False, True, 1)
+    run_step(scheduler)
+    assert large.running and scheduler.num_preemptions == 1
+
+
 def test_a_claim_leaves_the_front_and_the_best_ranked_alone() -> None:
     scheduler = make_scheduler(max_num_seqs=3, max_num_batched_tokens=BUDGET)
     flood = [scheduler.add(make_request(n, 4, salt="flood", priority=-n)) for n in range(3)]

@@ -37,20 +37,26 @@ class PromptLine:
         """Who is next. A running request comes once, a waiting one until it was started or set aside."""
         while tenant := self._first_tenant():
             unfilled = self._unfilled.get(tenant)
-            waiting = self._tenants.next_waiting_of(tenant) if self._num_may_be_set_aside else None
-            if unfilled and (waiting is None or unfilled[-1].rank < waiting.rank):
+            waiting = self._tenants.next_waiting_of(tenant) if self._open else None
+            if unfilled and (waiting is None or unfilled[-1].rank <= waiting.rank):
                 state = unfilled.pop()
                 if not unfilled:
                     del self._unfilled[tenant]
-                return state
-            if tenant.num_running < self._share or not self._tenants.any_waits_with_fewer_running(self._share):
+                if state.running:  # else it was preempted in this step, and waits
+                    return state
+            elif tenant.num_running < self._share or not self._tenants.any_waits_with_fewer_running(self._share):
                 return waiting
-            self._tenants.set_aside(tenant)
+            else:
+                self._tenants.set_aside(tenant)
         return None
+
+    @property
+    def _open(self) -> bool:
+        return self._num_may_be_set_aside > 0
 
     def _first_tenant(self) -> Tenant | None:
         candidates = list(self._unfilled)
-        if self._num_may_be_set_aside and (tenant := self._tenants.next_with_waiting()):
+        if self._open and (tenant := self._tenants.next_with_waiting()):
             candidates.append(tenant)
         return min(candidates, key=lambda tenant: tenant.turn, default=None)
 
