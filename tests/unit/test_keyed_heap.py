@@ -38,9 +38,9 @@ def test_of_equal_keys_the_earliest_put_is_least() -> None:
         heap.put(item, 1)
     heap.put("a", 1)
     order = []
-    while item := heap.least():
-        order.append(item)
-        heap.discard(item)
+    while least := heap.least():
+        order.append(least)
+        heap.discard(least)
     assert order == ["c", "a", "b"]
 
 

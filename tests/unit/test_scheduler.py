@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from nereid.errors import InvalidRequestError, QueueFullError
@@ -125,7 +127,7 @@ def test_a_huge_max_tokens_is_cut_to_the_room_left() -> None:
     ],
 )
 def test_why_and_where_a_request_ends(
-    sampling: dict[str, object], tokens: list[int], reason: FinishReason, length: int
+    sampling: dict[str, Any], tokens: list[int], reason: FinishReason, length: int
 ) -> None:
     scheduler = make_scheduler()
     state = scheduler.add(make_request(1, 4, **sampling))
