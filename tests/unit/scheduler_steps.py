@@ -47,3 +47,13 @@ def run_step(scheduler: Scheduler, token_id: int = 9, *, check: bool = True) -> 
 
 def counts(plan: SchedulerOutput) -> dict[int, int]:
     return {row.request_id: row.num_scheduled_tokens for row in plan.scheduled}
+
+
+def first_scheduled(scheduler: Scheduler, num_steps: int = 1000) -> list[int]:
+    """Ids of requests in the order in which they were first scheduled, until nothing is left to do."""
+    order: list[int] = []
+    for _ in range(num_steps):
+        order += [new.request_id for new in run_step(scheduler)[0].new_requests]
+        if not scheduler.has_work:
+            break
+    return order
