@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nereid.batch import Capacity, SchedulerOutput, StepResult
+from nereid.batch import Capacity, GuideMasks, SchedulerOutput, StepResult
 from nereid.build import build_engine
 from nereid.config import EngineConfig
 from nereid.engine import Engine
@@ -241,6 +241,9 @@ class BrokenExecutor:
             self._failed = True
             future.set_exception(ExecutorError("the device is gone"))
         return future
+
+    def supply_masks(self, masks: GuideMasks) -> None:
+        raise AssertionError("no request has a guide")
 
     def healthy(self) -> bool:
         return not self._failed
