@@ -107,9 +107,16 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A look at the engine, for metrics. kv_cache_usage: share of the blocks in use, 0 to 1."""
+    """A look at the engine, for metrics. num_blocks: of the KV cache, all that requests can have.  num_preemptions:
+    since the start."""
 
     num_running: int
     num_waiting: int
-    kv_cache_usage: float
+    num_blocks_in_use: int
+    num_blocks: int
     num_preemptions: int
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """Share of the blocks in use, 0 to 1."""
+        return self.num_blocks_in_use / self.num_blocks

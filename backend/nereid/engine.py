@@ -23,6 +23,7 @@ from nereid.errors import EngineDeadError, EngineError, EngineStoppedError
 from nereid.executor import Executor
 from nereid.model_config import ModelConfig
 from nereid.request import Cancel, Drain, EngineMessage, Request, RequestOutput, Submit
+from nereid.statistics import EngineReport
 from nereid.tokenization.tokenizer import Tokenizer
 
 _LOG = logging.getLogger(__name__)
@@ -87,6 +88,10 @@ class Engine:
     def stats(self) -> EngineStats:
         """Counts as of now, for any thread."""
         return self._core.stats
+
+    def take_report(self) -> EngineReport:
+        """What was done since the last call, for any thread."""
+        return self._core.statistics.take()
 
     @property
     def max_model_len(self) -> int:

@@ -28,6 +28,7 @@ from nereid.output_processor import OutputProcessor
 from nereid.request import FinishReason, Request, RequestFailure, RequestOutput, RequestStats
 from nereid.scheduler import Advance, RequestState, Scheduler
 from nereid.scheduling.due_times import DueTimes
+from nereid.statistics import EngineStatistics
 from nereid.tokenization.tokenizer import Tokenizer
 
 
@@ -55,6 +56,7 @@ class EngineCore:
         self._outputs = OutputProcessor(tokenizer)
         self._requests: dict[int, _Tracked] = {}
         self._due_times = DueTimes(config.queue_timeout_ms / 1e3)
+        self.statistics = EngineStatistics()
 
     @property
     def has_work(self) -> bool:
@@ -69,9 +71,13 @@ class EngineCore:
     @property
     def stats(self) -> EngineStats:
         """Counts as of now; read by any thread without a lock, each right by itself."""
-        scheduler = self._scheduler
+        scheduler, kv_cache = self._scheduler, self._kv_cache
         return EngineStats(
-            scheduler.num_running, scheduler.num_waiting, self._kv_cache.usage, scheduler.num_preemptions
+            scheduler.num_running,
+            scheduler.num_waiting,
+            kv_cache.num_blocks - kv_cache.num_free_blocks,
+            kv_cache.num_blocks,
+            scheduler.num_preemptions,
         )
 
     def check_integrity(self) -> None:
@@ -89,6 +95,7 @@ class EngineCore:
         self._requests[request.request_id] = _Tracked(state, stats)
         self._outputs.add(request)
         self._due_times.watch(state)
+        self.statistics.accepted(request)
         if displaced := self._scheduler.displaced():
             full = f"the queue is full: max_queue_size {self._config.max_queue_size} requests are waiting"
             share = "and this request's cache_salt has more than its share of them"
@@ -111,14 +118,18 @@ class EngineCore:
 
     def step(self) -> Iterator[RequestOutput]:
         """One step: schedule, run, sample. Raises ExecutorError."""
+        start = time.monotonic()
         plan = self._scheduler.schedule()
         if plan.scheduled or plan.finished_ids:
-            self._track(plan, time.monotonic())
+            planned = time.monotonic()
+            self._track(plan, planned)
             result = self._run(plan)
             self._outputs.keep_prompt_logprobs(result.prompt_logprobs)
             now = time.monotonic()
             for advance in self._scheduler.update(plan, result):
                 yield self._advance(advance, now)
+            if plan.scheduled:
+                self.statistics.stepped(plan.num_scheduled_tokens, start, planned, now, time.monotonic())
 
     def failures(self, error: NereidError) -> tuple[RequestOutput, ...]:
         """The last outputs of all requests, where the engine cannot or may not go on; `clear` is to follow.
@@ -141,6 +152,7 @@ class EngineCore:
             raise ExecutorError(f"step {plan.step} took longer than step_timeout_s ({timeout_s})") from error
 
     def _track(self, plan: SchedulerOutput, now: float) -> None:
+        self.statistics.scheduled(row.request_id for row in plan.scheduled)
         for row in plan.scheduled:
             tracked = self._requests[row.request_id]
             stats = tracked.stats
@@ -158,6 +170,8 @@ class EngineCore:
         if advance.error is not None:
             return self._end_failed(state, NumericsError(advance.error))
         tracked = self._requests[state.request_id]
+        num_tokens = len(state.output_token_ids) - tracked.stats.num_output_tokens
+        self.statistics.advanced(tracked.stats, num_tokens, now)
         tracked.stats = replace(
             tracked.stats,
             first_token_time=tracked.stats.first_token_time or now,
@@ -175,7 +189,9 @@ class EngineCore:
         """The request's last output, with its stats; nothing of it is kept."""
         self._scheduler.finish(state)
         self._due_times.forget(state)
-        return replace(output, stats=self._requests.pop(state.request_id).stats)
+        stats = self._requests.pop(state.request_id).stats
+        self.statistics.finished(state.request, stats)
+        return replace(output, stats=stats)
 
 
 def as_data(error: NereidError) -> RequestFailure:

@@ -17,6 +17,7 @@ ALLOWED: dict[str, set[str]] = {
     "paths": set(),
     "request": {"errors"},
     "batch": {"request"},
+    "statistics": {"request"},
     "config": {"errors"},
     "model_config": {"errors"},
     "packages": {"errors", "paths"},
@@ -34,15 +35,16 @@ ALLOWED: dict[str, set[str]] = {
     },
     "engine_core": {
         "batch", "config", "errors", "executor", "kv_cache", "model_config", "output_processor", "request",
-        "scheduler", "scheduling", "tokenization",
+        "scheduler", "scheduling", "statistics", "tokenization",
     },
     "engine": {
-        "batch", "config", "engine_core", "errors", "executor", "model_config", "request", "tokenization",
+        "batch", "config", "engine_core", "errors", "executor", "model_config", "request", "statistics",
+        "tokenization",
     },
     "build": {
         "batch", "config", "engine", "executor", "model_config", "model_runner", "models", "tokenization",
     },
-    "server": {"batch", "build", "config", "engine", "errors", "request", "tokenization"},
+    "server": {"batch", "build", "config", "engine", "errors", "request", "statistics", "tokenization"},
 }  # fmt: skip
 # Rooms that must not load torch, for they decide and do not compute.
 WITHOUT_TORCH = [
@@ -54,6 +56,7 @@ WITHOUT_TORCH = [
     "request",
     "scheduler",
     "scheduling",
+    "statistics",
     "kv_cache/manager",
     "kv_cache/block_pool",
 ]
