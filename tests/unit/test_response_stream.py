@@ -10,6 +10,7 @@ from functools import partial
 
 from nereid.errors import ErrorCode
 from nereid.request import FinishReason, RequestFailure, RequestOutput
+from nereid.server.outcomes import Outcomes
 from nereid.server.request_parser import ReplyOptions
 from nereid.server.response_stream import Reply, ResponseStream
 
@@ -58,8 +59,8 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def make(cancelled: list[int] | None = None) -> ResponseStream:
-    stream = ResponseStream((cancelled if cancelled is not None else []).append)
+def make(cancelled: list[int] | None = None, outcomes: Outcomes | None = None) -> ResponseStream:
+    stream = ResponseStream((cancelled if cancelled is not None else []).append, outcomes or Outcomes())
     stream.start()
     return stream
 

@@ -1,24 +1,28 @@
-"""EngineMetrics: the engine's state on the server's own metrics endpoint, under vLLM's names.
+"""EngineMetrics: the table of metrics on the server's own metrics endpoint. Owns the server's metric objects.
 
-Used by one thread at a time. Invariant: no call here can fail inside the server (fixed kinds, finite values, counters
-that only grow), since a failing metric call can end a server of version 2.51.
+Used by one thread at a time. Invariants: no call here can fail inside the server (fixed kinds, finite values, counters
+that only grow), since a failing metric call can end a server of version 2.51; a gauge is set only where it changed, a
+counter only where it grew, since each call goes to the server and back with the interpreter locked (about 13 us).
 """
 
 from __future__ import annotations
 
+import faulthandler
+import math
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
 from nereid.batch import EngineStats
+from nereid.server.metric_table import Kind, Labels, MetricSpec, metric_table
+from nereid.server.metric_values import Deployment, Sample, empty_series, fixed_gauges, gauges, growth, observations
+from nereid.server.outcomes import OutcomeReport
+from nereid.statistics import EngineReport
 
-_GAUGES = {
-    "vllm:num_requests_running": "Requests that take part in steps now.",
-    "vllm:num_requests_waiting": "Requests that wait to be scheduled, preempted ones included.",
-    "vllm:kv_cache_usage_perc": "Share of the KV blocks in use; 1 is all of them.",
-}
-_PREEMPTIONS = "vllm:num_preemptions_total"
+_STUCK_S = 120.0
+_TALLY_SERIES = ("_bucket", "_sum", "_count")
 
 
 class EngineMetrics:
@@ -28,36 +32,73 @@ class EngineMetrics:
     they share a metric, the first to let go of it frees it under the other's hands and ends the server (2.51).
     """
 
-    def __init__(self, model_name: str, version: str) -> None:
-        labels = {"model_name": model_name, "version": version, "pid": str(os.getpid())}
-        family = pb_utils.MetricFamily
+    def __init__(self, model_name: str, version: str, deployment: Deployment) -> None:
+        self._deployment = deployment
+        # vLLM's own endpoint says model_name, its Triton backend and TensorRT-LLM's say model.
+        self._own = {"model_name": model_name, "model": model_name, "version": version, "pid": str(os.getpid())}
+        self._buckets: dict[str, tuple[float, ...]] = {}
         # The families are kept: a metric goes when its family does.
-        self._families = {
-            name: family(name=name, description=text, kind=family.GAUGE) for name, text in _GAUGES.items()
-        }
-        self._gauges: dict[str, Any] = {name: f.Metric(labels=labels) for name, f in self._families.items()}
-        counted = "Requests that had to give their KV blocks up and be recomputed."
-        self._preemptions_family = family(name=_PREEMPTIONS, description=counted, kind=family.COUNTER)
-        self._preemptions: Any = self._preemptions_family.Metric(labels=labels)
+        self._families: dict[str, Any] = {}
+        self._metrics: dict[tuple[str, Labels], Any] = {}
+        self._shown: dict[tuple[str, Labels], float] = {}
         self._num_preemptions = 0
+        for spec in metric_table(deployment.max_model_len):
+            self._add(spec)
+        self._set(fixed_gauges(deployment))
 
-    def publish(self, stats: EngineStats) -> None:
-        """Show `stats`."""
-        self._set(stats.num_running, stats.num_waiting, stats.kv_cache_usage)
-        if grown := max(0, stats.num_preemptions - self._num_preemptions):
-            self._preemptions.increment(grown)
-            self._num_preemptions += grown
+    def publish(self, stats: EngineStats, report: EngineReport, outcomes: OutcomeReport) -> None:
+        """Show the engine's state, and add what happened since the last call."""
+        # A call to a server that has just been killed never returns, and keeps the interpreter locked, so that no
+        # thread could notice. faulthandler's own thread needs no interpreter: it ends the process.
+        faulthandler.dump_traceback_later(_STUCK_S, exit=True)
+        try:
+            self._set(gauges(stats, report.queue_age, self._deployment))
+            preempted = stats.num_preemptions - self._num_preemptions
+            self._num_preemptions = stats.num_preemptions
+            self._increment([Sample("vllm:num_preemptions_total", preempted), *growth(report, outcomes)])
+            for finished in report.finished:
+                for sample in observations(finished):
+                    self._metric(sample).observe(sample.value)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
     def close(self) -> None:
-        """Show an empty engine, since the server keeps the last values of a model that is gone; then let go of them.
+        """Take all series off the endpoint.
 
         A metric that is still held when the stub exits makes it crash (server 2.51): metrics go before their families.
         """
-        self._set(0, 0, 0.0)
-        self._gauges.clear()
+        self._metrics.clear()
         self._families.clear()
-        del self._preemptions, self._preemptions_family
 
-    def _set(self, running: int, waiting: int, usage: float) -> None:
-        for gauge, value in zip(self._gauges.values(), (running, waiting, usage), strict=True):
-            gauge.set(value)
+    def _add(self, spec: MetricSpec) -> None:
+        kinds = pb_utils.MetricFamily
+        kind = {Kind.GAUGE: kinds.GAUGE, Kind.HISTOGRAM: kinds.HISTOGRAM}.get(spec.kind, kinds.COUNTER)
+        endings = _TALLY_SERIES if spec.kind is Kind.TALLY else ("",)
+        for name in (spec.name + ending for ending in endings):
+            self._families[name] = kinds(name=name, description=spec.help, kind=kind)
+        if spec.kind is Kind.HISTOGRAM:
+            self._buckets[spec.name] = spec.buckets
+        for labels in spec.labels:
+            for sample in empty_series(spec, labels):
+                self._metric(sample)
+
+    def _metric(self, sample: Sample) -> Any:
+        """The metric of a series, made with its first value."""
+        key = (sample.name, sample.labels)
+        if (metric := self._metrics.get(key)) is None:
+            extra = {"buckets": list(self._buckets[sample.name])} if sample.name in self._buckets else {}
+            labels = {**self._own, **dict(sample.labels)}
+            metric = self._metrics[key] = self._families[sample.name].Metric(labels=labels, **extra)
+        return metric
+
+    def _set(self, samples: Iterable[Sample]) -> None:
+        for sample in samples:
+            key = (sample.name, sample.labels)
+            if math.isfinite(sample.value) and self._shown.get(key) != sample.value:
+                self._metric(sample).set(sample.value)
+                self._shown[key] = sample.value
+
+    def _increment(self, samples: Iterable[Sample]) -> None:
+        for sample in samples:
+            if 0 < sample.value < math.inf:
+                self._metric(sample).increment(sample.value)

@@ -67,14 +67,15 @@ class TritonPythonModel:
             self._service: Service = Service(config, folder, decoupled=decoupled, to_failure=to_failure)
         except ConfigError as error:
             raise ConfigError(f"{folder / SETTINGS_FILE}: {error}") from error
-        self._metrics: EngineMetrics = EngineMetrics(name, version)
+        self._metrics: EngineMetrics = EngineMetrics(name, version, self._service.deployment)
         self._watch: UnloadWatch = UnloadWatch(name, parent_address(), self._service.drain)
         # The parent first: to publish metrics to a server that is gone would wait for ever, and lock the interpreter.
         self._housekeeper: Housekeeper = Housekeeper([ParentWatch().check, self._publish, self._watch.check])
         self._housekeeper.start()
 
     def _publish(self) -> None:
-        self._metrics.publish(self._service.engine.stats)
+        engine = self._service.engine
+        self._metrics.publish(engine.stats, engine.take_report(), self._service.outcomes.take())
 
     def execute(self, requests: list[Any]) -> None:
         """Take requests and return at once; every answer goes by the request's response sender."""

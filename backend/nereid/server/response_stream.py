@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nereid.request import RequestFailure, RequestOutput
+from nereid.server.outcomes import Outcomes
 from nereid.server.request_parser import ReplyOptions
 
 _LOG = logging.getLogger(__name__)
@@ -59,8 +60,11 @@ class _Mailbox:
     options: ReplyOptions
     pending: RequestOutput | None = None
 
-    def put(self, output: RequestOutput) -> None:
+    def put(self, output: RequestOutput) -> bool:
+        """Take an output; whether it has to share a response with the one before, which could have been sent."""
+        merges = self.options.stream and self.pending is not None and bool(self.pending.text)
         self.pending = output if self.pending is None else self.pending.merge(output)
+        return merges
 
     def take_ready(self) -> RequestOutput | None:
         """What can be sent now: the end, or new text of a stream."""
@@ -74,9 +78,10 @@ class _Mailbox:
 class ResponseStream:
     """One a model. `emit` is the engine's; `register` comes before the request's submission."""
 
-    def __init__(self, cancel: Callable[[int], None]) -> None:
-        """cancel: ends a request, by id, in the engine."""
+    def __init__(self, cancel: Callable[[int], None], outcomes: Outcomes) -> None:
+        """cancel: ends a request, by id, in the engine.  outcomes: counts what is sent."""
         self._cancel = cancel
+        self._outcomes = outcomes
         self._queue: queue.SimpleQueue[tuple[RequestOutput, ...] | None] = queue.SimpleQueue()
         self._mailboxes: dict[int, _Mailbox] = {}
         self._refused_ids = itertools.count(-1, -1)  # the engine's are positive
@@ -119,8 +124,8 @@ class ResponseStream:
             outputs = self._queue.get(timeout=_POLL_INTERVAL_S)
             while outputs is not None:
                 for output in outputs:
-                    if mailbox := self._mailboxes.get(output.request_id):
-                        mailbox.put(output)
+                    if (mailbox := self._mailboxes.get(output.request_id)) and mailbox.put(output):
+                        self._outcomes.merged()
                 outputs = self._queue.get_nowait()
             self._flush()
             return False
@@ -135,6 +140,7 @@ class ResponseStream:
     def _send(self, request_id: int, mailbox: _Mailbox, output: RequestOutput) -> None:
         if output.finished:
             del self._mailboxes[request_id]
+            self._outcomes.ended(output)
         try:
             if output.failure is not None:
                 mailbox.channel.fail(output.failure)

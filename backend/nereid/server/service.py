@@ -14,6 +14,8 @@ from nereid.config import EngineConfig
 from nereid.errors import EngineStoppedError, QueueTimeoutError, RequestCancelledError
 from nereid.request import RequestFailure
 from nereid.server.encoder_pool import EncoderPool
+from nereid.server.metric_values import Deployment
+from nereid.server.outcomes import Outcomes
 from nereid.server.parameters import Limits
 from nereid.server.request_parser import CheckedRequest, RawRequest, RequestParser
 from nereid.server.response_stream import ReplyChannel, ResponseStream
@@ -34,9 +36,17 @@ class Service:
         self._config = config
         self._to_failure = to_failure
         self._draining = False
-        self._stream = ResponseStream(lambda request_id: self.engine.cancel(request_id))
+        self.outcomes = Outcomes()
+        self._stream = ResponseStream(lambda request_id: self.engine.cancel(request_id), self.outcomes)
         built = build_engine(config, base, self._stream.emit)
         self.engine = built.engine
+        self.deployment = Deployment(
+            config.block_size,
+            self.engine.stats.num_blocks,
+            config.max_num_seqs,
+            self.engine.max_model_len,
+            time.time(),
+        )
         limits = Limits(built.model_config.vocab_size, config.default_max_tokens, config.default_timeout_ms)
         self._parser = RequestParser(built.tokenizer, limits, self.engine.max_model_len, decoupled=decoupled)
         self._encoders = EncoderPool(config.tokenizer_threads, config.max_queue_size)
