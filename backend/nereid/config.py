@@ -27,6 +27,10 @@ def _flag(default: bool) -> Any:
     return field(default=default, metadata={"flag": True})
 
 
+def _optional_text() -> Any:
+    return field(default=None, metadata={"optional_text": True})
+
+
 def _choice(default: str, allowed: tuple[str, ...]) -> Any:
     return field(default=default, metadata={"choices": allowed})
 
@@ -53,6 +57,8 @@ class EngineConfig:
     step_timeout_s: a step that takes longer fails the engine.  drain_timeout_s: what running requests get to finish
         in when the model is unloaded or the server stops.
     tokenizer_threads: threads that encode long texts.
+    otlp_traces_endpoint: where spans go by OTLP/HTTP, as a whole URL; null takes OpenTelemetry's environment variables,
+        or else the URL of the server's own --trace-config. There are spans only where the server traces.
     """
 
     model: str
@@ -74,6 +80,7 @@ class EngineConfig:
     step_timeout_s: float = _number(120.0, 0.001, 1 << 20)
     drain_timeout_s: float = _number(20.0, 0.0, 1 << 20)
     tokenizer_threads: int = _number(1, 1, 64)
+    otlp_traces_endpoint: str | None = _optional_text()
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -111,7 +118,7 @@ def _check(name: str, value: object, rule: Mapping[str, Any]) -> None:
     elif "flag" in rule:
         if not isinstance(value, bool):
             raise ConfigError(f"{name}: got {shorten(value)}; allowed: true, false")
-    elif not isinstance(value, str) or not value:
+    elif not (rule.get("optional_text") and value is None) and (not isinstance(value, str) or not value):
         raise ConfigError(f"{name}: got {shorten(value)}; allowed: a text that is not empty")
 
 

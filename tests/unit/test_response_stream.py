@@ -25,6 +25,7 @@ class Channel:
     gone: bool = False
     broken: bool = False
     asked_after_final: bool = False
+    trace_context: str | None = None
 
     @property
     def ended(self) -> bool:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nereid.server.housekeeper import Housekeeper
     from nereid.server.metrics import EngineMetrics
     from nereid.server.service import Service
+    from nereid.server.tracing import Tracer
     from nereid.server.unload_watch import UnloadWatch
 
 
@@ -52,8 +53,10 @@ class TritonPythonModel:
         from nereid.errors import ConfigError
         from nereid.server.housekeeper import Housekeeper
         from nereid.server.metrics import EngineMetrics
+        from nereid.server.parent_arguments import parent_arguments
         from nereid.server.parent_watch import ParentWatch
         from nereid.server.service import Service
+        from nereid.server.tracing import make_tracer
         from nereid.server.triton_io import to_failure
         from nereid.server.unload_watch import UnloadWatch, parent_address
 
@@ -63,14 +66,17 @@ class TritonPythonModel:
         policy = json.loads(args["model_config"]).get("model_transaction_policy", {})
         config = EngineConfig.load(folder / SETTINGS_FILE)
         decoupled = bool(policy.get("decoupled", False))
+        tracer = make_tracer(name, version, config.otlp_traces_endpoint, parent_arguments())
+        self._tracer: Tracer | None = tracer
         try:
-            self._service: Service = Service(config, folder, decoupled=decoupled, to_failure=to_failure)
+            self._service: Service = Service(config, folder, decoupled=decoupled, to_failure=to_failure, tracer=tracer)
         except ConfigError as error:
             raise ConfigError(f"{folder / SETTINGS_FILE}: {error}") from error
         self._metrics: EngineMetrics = EngineMetrics(name, version, self._service.deployment)
         self._watch: UnloadWatch = UnloadWatch(name, parent_address(), self._service.drain)
         # The parent first: to publish metrics to a server that is gone would wait for ever, and lock the interpreter.
-        self._housekeeper: Housekeeper = Housekeeper([ParentWatch().check, self._publish, self._watch.check])
+        tasks = [ParentWatch().check, self._publish, self._watch.check, *([tracer.export] if tracer else [])]
+        self._housekeeper: Housekeeper = Housekeeper(tasks)
         self._housekeeper.start()
 
     def _publish(self) -> None:
@@ -94,6 +100,8 @@ class TritonPythonModel:
         self._housekeeper.close()
         self._service.close()
         self._metrics.close()
+        if self._tracer:
+            self._tracer.close()
         del self._service, self._metrics, self._housekeeper
 
 

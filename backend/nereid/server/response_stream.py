@@ -16,7 +16,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from nereid.request import RequestFailure, RequestOutput
@@ -28,6 +28,9 @@ _NOTHING_ASKED = ReplyOptions(False, "", False, False, False, 0)
 _POLL_INTERVAL_S = 0.05
 _POLL_COST_S = 100e-6  # of one `cancelled`, measured
 _POLL_SHARE = 0.05  # of this thread's time at most
+
+# The server's trace context, when the request came here (monotonic seconds), its last output.
+Trace = Callable[[str, float, RequestOutput], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,11 @@ class Reply:
 
 class ReplyChannel(Protocol):
     """The server's side of one request."""
+
+    @property
+    def trace_context(self) -> str | None:
+        """Whose child the request's span is, where the server traces it."""
+        ...
 
     def send(self, reply: Reply, *, final: bool) -> None: ...
 
@@ -59,6 +67,7 @@ class _Mailbox:
     channel: ReplyChannel
     options: ReplyOptions
     pending: RequestOutput | None = None
+    opened: float = field(default_factory=time.monotonic)
 
     def put(self, output: RequestOutput) -> bool:
         """Take an output; whether it has to share a response with the one before, which could have been sent."""
@@ -78,10 +87,11 @@ class _Mailbox:
 class ResponseStream:
     """One a model. `emit` is the engine's; `register` comes before the request's submission."""
 
-    def __init__(self, cancel: Callable[[int], None], outcomes: Outcomes) -> None:
-        """cancel: ends a request, by id, in the engine.  outcomes: counts what is sent."""
+    def __init__(self, cancel: Callable[[int], None], outcomes: Outcomes, trace: Trace | None = None) -> None:
+        """cancel: ends a request, by id, in the engine.  outcomes: counts what is sent.  trace: hears of their ends."""
         self._cancel = cancel
         self._outcomes = outcomes
+        self._trace = trace
         self._queue: queue.SimpleQueue[tuple[RequestOutput, ...] | None] = queue.SimpleQueue()
         self._mailboxes: dict[int, _Mailbox] = {}
         self._refused_ids = itertools.count(-1, -1)  # the engine's are positive
@@ -149,6 +159,8 @@ class ResponseStream:
         except Exception:
             _LOG.warning("request %d: its response could not be sent", request_id, exc_info=True)
             self._cancel(request_id)
+        if self._trace and output.finished and (context := mailbox.channel.trace_context):
+            self._trace(context, mailbox.opened, output)
 
     def _poll(self) -> None:
         """Cancel what clients have left, at a rate that costs a bounded share of this thread."""

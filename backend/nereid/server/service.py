@@ -19,6 +19,7 @@ from nereid.server.outcomes import Outcomes
 from nereid.server.parameters import Limits
 from nereid.server.request_parser import CheckedRequest, RawRequest, RequestParser
 from nereid.server.response_stream import ReplyChannel, ResponseStream
+from nereid.server.tracing import Tracer
 
 _CLOSE_S = 5.0
 
@@ -28,8 +29,11 @@ ToFailure = Callable[[BaseException], RequestFailure]
 class Service:
     """Loads the model when made, serves until closed."""
 
-    def __init__(self, config: EngineConfig, base: Path, *, decoupled: bool, to_failure: ToFailure) -> None:
+    def __init__(
+        self, config: EngineConfig, base: Path, *, decoupled: bool, to_failure: ToFailure, tracer: Tracer | None = None
+    ) -> None:
         """base: what a relative model directory is relative to.  to_failure: any error as what a client is told.
+        tracer: where requests are traced.
 
         Raises ConfigError or ModelLoadError.
         """
@@ -37,7 +41,8 @@ class Service:
         self._to_failure = to_failure
         self._draining = False
         self.outcomes = Outcomes()
-        self._stream = ResponseStream(lambda request_id: self.engine.cancel(request_id), self.outcomes)
+        trace = tracer.ended if tracer else None
+        self._stream = ResponseStream(lambda request_id: self.engine.cancel(request_id), self.outcomes, trace)
         built = build_engine(config, base, self._stream.emit)
         self.engine = built.engine
         self.deployment = Deployment(

@@ -56,6 +56,8 @@ class TritonReplyChannel:
     def __init__(self, request: Any) -> None:
         self._request_id: str = request.request_id()
         self._sender: Any = request.get_response_sender()
+        # Where the server traces this request with OpenTelemetry: the W3C headers of its span, as a JSON object.
+        self.trace_context: str | None = request.trace().get_context()
 
     def send(self, reply: Reply, *, final: bool) -> None:
         self._send(pb_utils.InferenceResponse(output_tensors=_tensors(reply)), final=final)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import http.client
 import logging
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import quote
+
+from nereid.server.parent_arguments import options_in, parent_arguments
 
 _LOG = logging.getLogger(__name__)
 _TIMEOUT_S = 1.0
@@ -31,20 +31,13 @@ class HttpAddress:
 
 def parent_address() -> HttpAddress:
     """The endpoint of the server that started this process, from its command line."""
-    try:
-        arguments = Path(f"/proc/{os.getppid()}/cmdline").read_text("utf-8", "replace").split("\0")
-    except OSError:  # no /proc: the defaults hold
-        arguments = []
-    return address_in(arguments)
+    return address_in(parent_arguments())
 
 
 def address_in(arguments: Sequence[str]) -> HttpAddress:
     """The endpoint that a tritonserver's arguments name; its defaults where they name none."""
     found = {"--http-address": "127.0.0.1", "--http-port": "8000"}
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
-        name, equals, value = argument.partition("=")
-        if name in found:
-            found[name] = value if equals else following
+    found |= {name: value for name, value in options_in(arguments) if name in found}
     host = found["--http-address"]
     return HttpAddress("127.0.0.1" if host == "0.0.0.0" else host, int(found["--http-port"]))
 
