@@ -108,13 +108,15 @@ class Capacity:
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """A look at the engine, for metrics. num_blocks: of the KV cache, all that requests can have.  num_preemptions:
-    since the start."""
+    since the start.  queue_age: seconds since the arrival of the request that waits longest for its first step; 0 where
+    none waits."""
 
     num_running: int
     num_waiting: int
     num_blocks_in_use: int
     num_blocks: int
     num_preemptions: int
+    queue_age: float
 
     @property
     def kv_cache_usage(self) -> float:

@@ -78,6 +78,7 @@ class EngineCore:
             kv_cache.num_blocks - kv_cache.num_free_blocks,
             kv_cache.num_blocks,
             scheduler.num_preemptions,
+            self.statistics.queue_age,
         )
 
     def check_integrity(self) -> None:

@@ -2,7 +2,7 @@
 
 Fed by the loop thread, emptied by any other (`take`); the one lock between them is held for microseconds. Always
 holds: it stays small where nobody asks: values that come with each token or step are counted by bucket, and of
-requests that ended no more than the latest few thousand are kept.
+requests that ended no more than the latest 2048 are kept.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STEP_TOKENS_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 1
 STEP_TIME_BOUNDS = (.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1.0)  # fmt: skip
 STEP_PARTS = ("schedule", "run", "update")
 
-_MOST_FINISHED = 8192
+_MOST_FINISHED = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,7 @@ class FinishedRequest:
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """What was done since the report before it; but queue_age is of now: seconds since the arrival of the request that
-    waits longest for its first step, 0 where none waits.
+    """What was done since the report before it.
 
     num_prompt_tokens, num_cached_tokens: of requests that got their first token; the latter were found in the cache.
     step_tokens: scheduled in each step.  step_times: seconds, by STEP_PARTS.  token_gaps: seconds between tokens.
@@ -69,7 +68,6 @@ class EngineReport:
     num_draft_tokens: int
     accepted_by_position: tuple[int, ...]
     finished: tuple[FinishedRequest, ...]
-    queue_age: float
 
 
 class _Bins:
@@ -107,7 +105,7 @@ class _Since:
 
 
 class EngineStatistics:
-    """Counters of one engine. All methods but `take` are the loop thread's."""
+    """Counters of one engine. All methods are the loop thread's, but for `queue_age` and `take`."""
 
     def __init__(self) -> None:
         self._since = _Since()
@@ -168,11 +166,18 @@ class EngineStatistics:
             self._unscheduled.pop(request.request_id, None)
             self._since.finished.append(done)
 
+    @property
+    def queue_age(self) -> float:
+        """Seconds since the arrival of the request that waits longest for its first step; 0 where none waits. For any
+        thread."""
+        with self._lock:
+            oldest = next(iter(self._unscheduled.values()), None)
+        return 0.0 if oldest is None else max(0.0, time.monotonic() - oldest)
+
     def take(self) -> EngineReport:
         """What was counted since the last call; counts begin anew. Called by any thread."""
         with self._lock:
             since, self._since = self._since, _Since()
-            oldest = next(iter(self._unscheduled.values()), None)
         return EngineReport(
             num_prompt_tokens=since.num_prompt_tokens,
             num_cached_tokens=since.num_cached_tokens,
@@ -186,5 +191,4 @@ class EngineStatistics:
             num_draft_tokens=since.num_draft_tokens,
             accepted_by_position=tuple(since.accepted_by_position),
             finished=tuple(since.finished),
-            queue_age=0.0 if oldest is None else max(0.0, time.monotonic() - oldest),
         )

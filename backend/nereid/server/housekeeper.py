@@ -7,10 +7,24 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 _LOG = logging.getLogger(__name__)
 _INTERVAL_S = 0.2
+
+
+def at_most_every(interval_s: float, task: Callable[[], None]) -> Callable[[], None]:
+    """`task`, left out where its last turn was less than `interval_s` ago."""
+    due = 0.0
+
+    def run() -> None:
+        nonlocal due
+        if (now := time.monotonic()) >= due:
+            due = now + interval_s
+            task()
+
+    return run
 
 
 class Housekeeper:

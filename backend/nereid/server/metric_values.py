@@ -54,12 +54,12 @@ def fixed_gauges(deployment: Deployment) -> Iterator[Sample]:
     yield Sample("vllm:lora_requests_info", deployment.loaded_at, adapters)
 
 
-def gauges(stats: EngineStats, queue_age: float, deployment: Deployment) -> Iterator[Sample]:
+def gauges(stats: EngineStats, deployment: Deployment) -> Iterator[Sample]:
     """The state of the engine now."""
     yield Sample("vllm:num_requests_running", stats.num_running)
     yield Sample("vllm:num_requests_waiting", stats.num_waiting)
     yield Sample("vllm:kv_cache_usage_perc", stats.kv_cache_usage)
-    yield Sample("nereid:queue_age_seconds", queue_age)
+    yield Sample("nereid:queue_age_seconds", stats.queue_age)
     requests = {
         "waiting": stats.num_waiting,
         "scheduled": stats.num_running,
@@ -92,10 +92,12 @@ def growth(report: EngineReport, outcomes: OutcomeReport) -> Iterator[Sample]:
     for position, count in enumerate(report.accepted_by_position):
         yield Sample("vllm:spec_decode_num_accepted_tokens_per_pos_total", count, (("position", str(position)),))
     yield from _ends(outcomes)
-    yield from tally_growth("vllm:inter_token_latency_seconds", report.token_gaps)
-    yield from tally_growth("vllm:iteration_tokens_total", report.step_tokens)
-    for part, tally in report.step_times.items():
-        yield from tally_growth("nereid:step_time_seconds", tally, (("part", part),))
+    if any(report.token_gaps.counts):
+        yield from tally_growth("vllm:inter_token_latency_seconds", report.token_gaps)
+    if any(report.step_tokens.counts):
+        yield from tally_growth("vllm:iteration_tokens_total", report.step_tokens)
+        for part, tally in report.step_times.items():
+            yield from tally_growth("nereid:step_time_seconds", tally, (("part", part),))
 
 
 def _ends(outcomes: OutcomeReport) -> Iterator[Sample]:

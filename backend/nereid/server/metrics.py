@@ -10,7 +10,9 @@ from __future__ import annotations
 import faulthandler
 import math
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -22,6 +24,8 @@ from nereid.server.outcomes import OutcomeReport
 from nereid.statistics import EngineReport
 
 _STUCK_S = 120.0
+_CALLS_A_BREATH = 16
+_BREATH_S = 2e-4
 _TALLY_SERIES = ("_bucket", "_sum", "_count")
 
 
@@ -42,25 +46,26 @@ class EngineMetrics:
         self._metrics: dict[tuple[str, Labels], Any] = {}
         self._shown: dict[tuple[str, Labels], float] = {}
         self._num_preemptions = 0
+        self._num_calls = 0
         for spec in metric_table(deployment.max_model_len):
             self._add(spec)
         self._set(fixed_gauges(deployment))
 
-    def publish(self, stats: EngineStats, report: EngineReport, outcomes: OutcomeReport) -> None:
-        """Show the engine's state, and add what happened since the last call."""
-        # A call to a server that has just been killed never returns, and keeps the interpreter locked, so that no
-        # thread could notice. faulthandler's own thread needs no interpreter: it ends the process.
-        faulthandler.dump_traceback_later(_STUCK_S, exit=True)
-        try:
-            self._set(gauges(stats, report.queue_age, self._deployment))
+    def show(self, stats: EngineStats) -> None:
+        """Show the engine's state now."""
+        with _ends_where_stuck():
+            self._set(gauges(stats, self._deployment))
             preempted = stats.num_preemptions - self._num_preemptions
             self._num_preemptions = stats.num_preemptions
-            self._increment([Sample("vllm:num_preemptions_total", preempted), *growth(report, outcomes)])
-            for finished in report.finished:
-                for sample in observations(finished):
-                    self._metric(sample).observe(sample.value)
-        finally:
-            faulthandler.cancel_dump_traceback_later()
+            self._increment([Sample("vllm:num_preemptions_total", preempted)])
+
+    def add(self, report: EngineReport, outcomes: OutcomeReport) -> None:
+        """Add what happened since the last call."""
+        with _ends_where_stuck():
+            self._increment(growth(report, outcomes))
+            for sample in (sample for finished in report.finished for sample in observations(finished)):
+                self._metric(sample).observe(sample.value)
+                self._breathe()
 
     def close(self) -> None:
         """Take all series off the endpoint.
@@ -97,8 +102,27 @@ class EngineMetrics:
             if math.isfinite(sample.value) and self._shown.get(key) != sample.value:
                 self._metric(sample).set(sample.value)
                 self._shown[key] = sample.value
+                self._breathe()
 
     def _increment(self, samples: Iterable[Sample]) -> None:
         for sample in samples:
             if 0 < sample.value < math.inf:
                 self._metric(sample).increment(sample.value)
+                self._breathe()
+
+    def _breathe(self) -> None:
+        """After each call to the server: let the engine's threads run from time to time."""
+        self._num_calls += 1
+        if self._num_calls % _CALLS_A_BREATH == 0:
+            time.sleep(_BREATH_S)
+
+
+@contextmanager
+def _ends_where_stuck() -> Iterator[None]:
+    """A call to a server that has just been killed never returns, and keeps the interpreter locked, so that no thread
+    could notice. faulthandler's own thread needs no interpreter: it ends the process."""
+    faulthandler.dump_traceback_later(_STUCK_S, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()

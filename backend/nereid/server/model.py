@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from nereid.server.tracing import Tracer
     from nereid.server.unload_watch import UnloadWatch
 
+_COUNTS_INTERVAL_S = 1.0  # no scrape comes more often
+
 
 class TritonPythonModel:
     """One instance of a model."""
@@ -51,7 +53,7 @@ class TritonPythonModel:
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")
         from nereid.config import SETTINGS_FILE, EngineConfig
         from nereid.errors import ConfigError
-        from nereid.server.housekeeper import Housekeeper
+        from nereid.server.housekeeper import Housekeeper, at_most_every
         from nereid.server.metrics import EngineMetrics
         from nereid.server.parent_arguments import parent_arguments
         from nereid.server.parent_watch import ParentWatch
@@ -75,13 +77,16 @@ class TritonPythonModel:
         self._metrics: EngineMetrics = EngineMetrics(name, version, self._service.deployment)
         self._watch: UnloadWatch = UnloadWatch(name, parent_address(), self._service.drain)
         # The parent first: to publish metrics to a server that is gone would wait for ever, and lock the interpreter.
-        tasks = [ParentWatch().check, self._publish, self._watch.check, *([tracer.export] if tracer else [])]
-        self._housekeeper: Housekeeper = Housekeeper(tasks)
+        counts = at_most_every(_COUNTS_INTERVAL_S, self._add_counts)
+        tasks = [ParentWatch().check, self._show_state, counts, self._watch.check]
+        self._housekeeper: Housekeeper = Housekeeper([*tasks, tracer.export] if tracer else tasks)
         self._housekeeper.start()
 
-    def _publish(self) -> None:
-        engine = self._service.engine
-        self._metrics.publish(engine.stats, engine.take_report(), self._service.outcomes.take())
+    def _show_state(self) -> None:
+        self._metrics.show(self._service.engine.stats)
+
+    def _add_counts(self) -> None:
+        self._metrics.add(self._service.engine.take_report(), self._service.outcomes.take())
 
     def execute(self, requests: list[Any]) -> None:
         """Take requests and return at once; every answer goes by the request's response sender."""
