@@ -9,16 +9,19 @@ import math
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import psutil
 import pytest
 
 from nereid.cli.server_process import HOST, TritonServer
 from nereid.server.metric_table import Kind, metric_table
-from tests.server.conftest import loaded
+from tests.server.conftest import StartServer, loaded
 from tests.server.grpc_client import GrpcStream, stream_texts
 from tests.server.http_client import body_of, generate
 from tests.server.metrics_page import MetricsPage, metrics_page
-from tests.server.server_state import wait_until_idle
+from tests.server.repository import tiny_settings, write_model
+from tests.server.server_state import num_running, stub_pid, wait_until_idle
 from tests.server.waiting import TIMEOUT_S, wait_until
 
 EACH = 10
@@ -186,6 +189,36 @@ def page_when_waiting(server: TritonServer, model: str) -> MetricsPage:
 
     wait_until(old, "the queue is half a second old")
     return pages[-1]
+
+
+HAMMERS = """
+from dataclasses import replace
+
+from nereid.server import metrics
+from nereid.server.model import TritonPythonModel as Base
+
+metrics._STUCK_S = 1.0
+
+
+class TritonPythonModel(Base):
+    def _show_state(self):
+        stats = self._service.engine.stats
+        for count in range(20_000):
+            self._metrics.show(replace(stats, num_running=count))
+"""
+
+
+@pytest.mark.slow
+def test_a_server_killed_during_a_metric_call_leaves_no_process(
+    start_server: StartServer, tmp_path: Path, tiny_weights: Path
+) -> None:
+    """That call never returns, and keeps the interpreter locked."""
+    write_model(tmp_path / "models", "tiny", tiny_settings(tiny_weights), source=HAMMERS)
+    server = start_server(tmp_path / "models", ["tiny"])
+    wait_until(lambda: num_running(server, "tiny") > 0, "metrics are being set")
+    pid = stub_pid(server, "tiny")
+    server.kill()
+    wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", "the stub has ended")
 
 
 def orca_values(text: str) -> dict[str, float]:

@@ -83,7 +83,8 @@ def test_each_delta_is_a_response_and_the_last_one_is_final() -> None:
 
 
 def test_what_piles_up_is_merged_and_nothing_is_lost() -> None:
-    stream, slow, fast = make(), Channel(gate=threading.Event()), Channel()
+    outcomes = Outcomes()
+    stream, slow, fast = make(outcomes=outcomes), Channel(gate=threading.Event()), Channel()
     stream.register(1, slow, options())
     stream.register(2, fast, options())
     for index in range(200):
@@ -103,6 +104,29 @@ def test_what_piles_up_is_merged_and_nothing_is_lost() -> None:
         assert sum(r.num_output_tokens or 0 for r, _ in channel.replies) == 200
         assert [final for _, final in channel.replies].count(True) == 1 and channel.replies[-1][1]
     assert len(slow.replies) <= 3
+    report = outcomes.take()
+    assert report.finished == {FinishReason.LENGTH: 2}
+    # Each delta had a response of its own, or was merged; only the last output has no text.
+    sent = sum(bool(r.text_output) for r, _ in slow.replies + fast.replies)
+    assert 400 - sent <= report.num_merged <= 402 - sent
+
+
+def test_a_whole_answer_is_not_counted_as_merged_and_a_refusal_is_counted() -> None:
+    outcomes, traced = Outcomes(), list[tuple[str, RequestOutput]]()
+    stream = ResponseStream(lambda _: None, outcomes, lambda context, _, output: traced.append((context, output)))
+    stream.start()
+    whole, refused = Channel(), Channel(trace_context="{}")
+    stream.register(1, whole, options(stream=False))
+    stream.emit(tuple(RequestOutput(1, str(index), (7,)) for index in range(5)))
+    stream.emit((RequestOutput(1, "", finish_reason=FinishReason.STOP),))
+    stream.refuse(refused, RequestFailure(ErrorCode.INVALID_ARGUMENT, "no"))
+    wait_for(lambda: whole.ended and refused.ended)
+    stream.close(5)
+    report = outcomes.take()
+    assert (report.finished, report.failed) == ({FinishReason.STOP: 1}, {ErrorCode.INVALID_ARGUMENT: 1})
+    assert report.num_merged == 0
+    ((context, output),) = traced  # the other one is not traced by the server
+    assert context == "{}" and output.failure == RequestFailure(ErrorCode.INVALID_ARGUMENT, "no")
 
 
 def test_a_request_that_does_not_stream_gets_one_response_with_its_prompt() -> None:
