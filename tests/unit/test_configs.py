@@ -21,7 +21,7 @@ LLAMA: dict[str, Any] = {
 
 def test_a_configuration_is_its_defaults_and_what_is_given(tmp_path: Path) -> None:
     path = tmp_path / "model.json"
-    path.write_text('{"model": "package:x", "max_num_seqs": 3, "drain_timeout_s": 1}')
+    path.write_text('{"model": "package:x", "max_num_seqs": 3, "drain_timeout_s": 1, "otlp_traces_endpoint": null}')
     config = EngineConfig.load(path)
     assert (config.model, config.max_num_seqs, config.block_size, config.drain_timeout_s) == ("package:x", 3, 16, 1)
 
@@ -42,6 +42,8 @@ def test_a_configuration_is_its_defaults_and_what_is_given(tmp_path: Path) -> No
         ('{"model": "x", "block_size": 16.0}', "block_size: got 16.0"),
         ('{"model": "x", "max_num_seqs": true}', "max_num_seqs: got True"),
         ('{"model": "x", "max_num_seqs": null}', "max_num_seqs: got None"),
+        ('{"model": "x", "otlp_traces_endpoint": ""}', "otlp_traces_endpoint: got ''"),
+        ('{"model": null}', "model: got None"),
         ('{"model": "x", "drain_timeout_s": NaN}', "drain_timeout_s: got nan"),
     ],
 )
