@@ -19,11 +19,12 @@ from nereid_kernels.paged_attention import AttentionPlan, plan_paged_attention
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """token_ids, positions: [tokens] int64.  logits_rows: [rows] int64, tokens whose logits are wanted."""
+    """token_ids, positions: [tokens] int64.  hidden_rows: [rows] int64, tokens whose hidden states are wanted: the last
+    of each row that samples, in their order, then those of prompts whose logprobs are told."""
 
     token_ids: torch.Tensor
     positions: torch.Tensor
-    logits_rows: torch.Tensor
+    hidden_rows: torch.Tensor
     kv_write: KVWritePlan
     attention: AttentionPlan
 
@@ -37,9 +38,15 @@ class RequestTokens:
     token_ids: list[int]
     block_table: list[int] = field(default_factory=list)
 
-    @property
-    def num_output_tokens(self) -> int:
-        return len(self.token_ids) - self.prompt_len
+    def told_positions(self, row: ScheduledRequest) -> range:
+        """Positions of the prompt whose logprobs a step tells: the hidden states before them are computed by it.
+
+        None of a request that has output already: it was preempted, and all have been told.
+        """
+        if self.sampling.prompt_logprobs is None or len(self.token_ids) > self.prompt_len:
+            return range(0)
+        first = row.num_computed_tokens + 1
+        return range(first, min(first + row.num_scheduled_tokens, self.prompt_len))
 
 
 class BatchState:
@@ -73,11 +80,14 @@ class BatchState:
         """The tensors of a step with at least one row."""
         token_ids: list[int] = []
         positions, slots, tables, ends = [], [], [], []
+        told: list[int] = []
         layer_view, _ = cache.layer(0)
         block_size = layer_view.shape[2]
         for row in rows:
             request = self._requests[row.request_id]
             end = row.num_computed_tokens + row.num_scheduled_tokens
+            shift = len(token_ids) - row.num_computed_tokens - 1  # from a position to the token before it
+            told += [position + shift for position in request.told_positions(row)]
             token_ids += request.token_ids[row.num_computed_tokens : end]
             table = torch.tensor(request.block_table)
             row_positions = torch.arange(row.num_computed_tokens, end)
@@ -91,7 +101,7 @@ class BatchState:
         return ModelInput(
             token_ids=torch.tensor(token_ids),
             positions=torch.cat(positions),
-            logits_rows=torch.tensor(ends, dtype=torch.int64),
+            hidden_rows=torch.tensor(ends + told, dtype=torch.int64),
             kv_write=plan_kv_write(torch.cat(slots), layer_view, backend=self._backend),
             attention=plan_paged_attention(query_lens, seq_lens, tables, layer_view, backend=self._backend),
         )

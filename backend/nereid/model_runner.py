@@ -1,30 +1,42 @@
-"""ModelRunner: runs plans on one device: plan -> tensors -> model -> logits -> tokens. Lives behind the executor seam.
+"""ModelRunner: runs plans on one device: plan -> tensors -> model -> hidden states -> logits -> tokens.
 
-Owns the model, the KV cache's memory and the batch state. Used by the executor's thread alone.
+Lives behind the executor seam. Owns the model, the KV cache's memory, the batch state and the sampler. Used by the
+executor's thread alone.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from nereid.batch import Capacity, GuideMasks, SampledToken, ScheduledRequest, SchedulerOutput, StepResult
+from nereid.batch import (
+    Capacity,
+    GuideMasks,
+    PromptLogprobs,
+    SampledToken,
+    ScheduledRequest,
+    SchedulerOutput,
+    StepResult,
+)
 from nereid.config import EngineConfig
 from nereid.errors import ConfigError
 from nereid.kv_cache.groups import groups_of
 from nereid.kv_cache.storage import KVCacheStorage
 from nereid.model_config import ModelConfig
-from nereid.model_input import BatchState, RequestTokens
+from nereid.model_input import BatchState
 from nereid.models.layers import Kernels
 from nereid.models.registry import Model, load_model
-from nereid.sampling.noise import noise_key
-from nereid.sampling.sampler import SamplingRow, sample
+from nereid.request import TokenLogprobs
+from nereid.sampling.logprobs import token_logprobs
+from nereid.sampling.sampler import Sampler, SamplingRow
 from nereid_kernels.backends import describe, pick
 
 _LOG = logging.getLogger(__name__)
+_LOGPROB_ROWS = 64  # positions of prompts whose logits are in memory at a time
 
 
 class ModelRunner:
@@ -36,7 +48,6 @@ class ModelRunner:
             torch.set_num_threads(config.num_threads)
         dtype, device = choose_dtype(config.dtype), torch.device("cpu")
         self._backend = choose_backend(config, device)
-        self._eos_token_ids = model_config.eos_token_ids
         self._model = load_model(
             directory, model_config, dtype, Kernels(self._backend, deterministic=config.deterministic)
         )
@@ -48,6 +59,7 @@ class ModelRunner:
             )
         self._cache = KVCacheStorage(group, num_blocks, device)
         self._batch = BatchState(self._backend)
+        self._sampler = Sampler(model_config.eos_token_ids, model_config.vocab_size, self._backend)
         self.capacity = Capacity(num_blocks, group.bytes_per_block, (group.block_size,))
         _LOG.info(
             "%s, %s with %d threads%s; KV cache: %d blocks of %d tokens, %.0f MiB",
@@ -68,32 +80,43 @@ class ModelRunner:
     def run(self, plan: SchedulerOutput, masks: Callable[[], GuideMasks]) -> StepResult:
         """Carry out one plan. masks: waits for the step's, asked for only where a row that samples has a guide."""
         self._batch.apply(plan)
+        self._sampler.apply(plan)
         if not plan.scheduled:
             return StepResult(plan.step, ())
-        logits = self._model.forward(self._batch.build(plan.scheduled, self._cache), self._cache)
+        hidden = self._model.forward(self._batch.build(plan.scheduled, self._cache), self._cache)
         sampling = [row for row in plan.scheduled if row.samples]
-        return StepResult(plan.step, tuple(self._sample(sampling, logits)) if sampling else ())
+        told = self._prompt_logprobs(plan.scheduled, hidden[len(sampling) :])  # before tokens are drawn
+        sampled = self._sample(sampling, hidden[: len(sampling)], masks) if sampling else ()
+        return StepResult(plan.step, sampled, told)
 
-    def _sample(self, rows: list[ScheduledRequest], logits: torch.Tensor) -> list[SampledToken]:
-        requests = [self._batch[row.request_id] for row in rows]
-        tokens, sound = sample(logits, [self._sampling_row(request) for request in requests], self._backend)
-        sampled = []
-        for row, request, token, ok in zip(rows, requests, tokens, sound, strict=True):
-            if ok:
-                request.token_ids.append(token)
-                sampled.append(SampledToken(row.request_id, token))
-            else:
-                position = len(request.token_ids)
-                sampled.append(SampledToken(row.request_id, -1, f"the logits at position {position} are not finite"))
+    def _sample(
+        self, rows: list[ScheduledRequest], hidden: torch.Tensor, masks: Callable[[], GuideMasks]
+    ) -> tuple[SampledToken, ...]:
+        sampling_rows = [SamplingRow(row.request_id, self._batch[row.request_id].token_ids) for row in rows]
+        sampled = self._sampler.draw(self._model.logits(hidden), sampling_rows, masks)
+        for token in sampled:
+            if token.error is None:
+                self._batch[token.request_id].token_ids.append(token.token_id)
         return sampled
 
-    def _sampling_row(self, request: RequestTokens) -> SamplingRow:
-        params = request.sampling
-        banned: tuple[int, ...] = ()
-        if request.num_output_tokens < params.min_tokens:
-            banned = params.stop_token_ids if params.ignore_eos else (*self._eos_token_ids, *params.stop_token_ids)
-        key = noise_key(params.seed, 0, len(request.token_ids))
-        return SamplingRow(params.temperature, params.top_k, params.top_p, params.min_p, key, banned)
+    def _prompt_logprobs(self, rows: tuple[ScheduledRequest, ...], hidden: torch.Tensor) -> tuple[PromptLogprobs, ...]:
+        """Of the prompts' tokens in this step. hidden: the states before them, in order of `rows`."""
+        if not len(hidden):
+            return ()
+        requests = [(row.request_id, self._batch[row.request_id]) for row in rows]
+        spans = [(i, r, r.told_positions(row)) for row, (i, r) in zip(rows, requests, strict=True)]
+        token_ids = [token for _, request, span in spans for token in request.token_ids[span.start : span.stop]]
+        counts = [request.sampling.prompt_logprobs or 0 for _, request, span in spans for _ in span]
+        told: list[TokenLogprobs] = []
+        for start in range(0, len(hidden), _LOGPROB_ROWS):
+            part = slice(start, start + _LOGPROB_ROWS)
+            told += token_logprobs(self._model.logits(hidden[part]), token_ids[part], counts[part])
+        ends = itertools.accumulate(len(span) for _, _, span in spans)
+        return tuple(
+            PromptLogprobs(request_id, span.start, tuple(told[end - len(span) : end]))
+            for (request_id, _, span), end in zip(spans, ends, strict=True)
+            if span
+        )
 
 
 def choose_backend(config: EngineConfig, device: torch.device) -> str:

@@ -12,8 +12,6 @@ import torch
 from nereid.batch import SchedulerOutput, StepResult
 from nereid.config import EngineConfig
 from nereid.errors import ConfigError
-from nereid.kv_cache.storage import KVCacheStorage
-from nereid.model_input import ModelInput
 from nereid.model_runner import choose_backend
 from nereid.models import layers
 from nereid.request import Request, SamplingParams
@@ -34,15 +32,15 @@ def logits_by_request(
     """Of each request, the logits of every position that drew a token, in order."""
     engine = SteppedEngine(directory, {"deterministic": True, **settings})
     seen: dict[int, list[torch.Tensor]] = {request.request_id: [] for request in requests}
-    runner, forward, compute = engine.runner, engine.runner.model.forward, engine.compute
+    model, logits_of, compute = engine.runner.model, engine.runner.model.logits, engine.compute
     plans: list[SchedulerOutput] = []
 
     def run(plan: SchedulerOutput) -> StepResult:
         plans.append(plan)
         return compute(plan)
 
-    def record(batch: ModelInput, cache: KVCacheStorage) -> torch.Tensor:
-        logits = forward(batch, cache)
+    def record(hidden: torch.Tensor) -> torch.Tensor:
+        logits = logits_of(hidden)
         rows = [row for row in plans[-1].scheduled if row.samples]
         for row, row_logits in zip(rows, logits, strict=True):
             seen[row.request_id].append(row_logits.clone())
@@ -50,7 +48,7 @@ def logits_by_request(
 
     with (
         unittest.mock.patch.object(engine, "compute", run),
-        unittest.mock.patch.object(runner.model, "forward", record),
+        unittest.mock.patch.object(model, "logits", record),
     ):
         engine.run(requests)
     return seen

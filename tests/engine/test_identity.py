@@ -14,8 +14,6 @@ import pytest
 import torch
 import transformers
 
-from nereid.kv_cache.storage import KVCacheStorage
-from nereid.model_input import ModelInput
 from nereid.request import Request, SamplingParams
 from tests.conftest import TOLERANCES
 from tests.engine.tiny import VOCAB, IdentityRule, SteppedEngine, reference_logits
@@ -140,13 +138,13 @@ def logits_of(directory: Path, request: Request, dtype: str) -> torch.Tensor:
     """The logits [1, vocabulary] by which the engine draws a request's first token."""
     engine = SteppedEngine(directory, {"block_size": BLOCK, "dtype": dtype})
     seen: list[torch.Tensor] = []
-    forward = engine.runner.model.forward
+    logits = engine.runner.model.logits
 
-    def record(batch: ModelInput, cache: KVCacheStorage) -> torch.Tensor:
-        seen.append(forward(batch, cache))
+    def record(hidden: torch.Tensor) -> torch.Tensor:
+        seen.append(logits(hidden))
         return seen[-1]
 
-    with unittest.mock.patch.object(engine.runner.model, "forward", record):
+    with unittest.mock.patch.object(engine.runner.model, "logits", record):
         engine.run([request])
     return seen[0]
 

@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "packages": {"errors", "paths"},
     "kv_cache": {"batch", "model_config"},
     "tokenization": {"errors"},
-    "sampling": set(),
+    "sampling": {"batch", "request"},
     "output_processor": {"batch", "request", "tokenization"},
     "scheduling": {"batch", "kv_cache", "request"},
     "scheduler": {"batch", "config", "errors", "kv_cache", "request", "scheduling"},
@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "model_input": {"batch", "kv_cache", "request"},
     "models": {"errors", "kv_cache", "model_config", "model_input", "packages", "paths"},
     "model_runner": {
-        "batch", "config", "errors", "kv_cache", "model_config", "model_input", "models", "sampling",
+        "batch", "config", "errors", "kv_cache", "model_config", "model_input", "models", "request", "sampling",
     },
     "engine_core": {
         "batch", "config", "errors", "executor", "kv_cache", "model_config", "output_processor", "request",

@@ -35,7 +35,7 @@ class LlamaLayer:
 
 
 class Llama:
-    """A loaded model. `forward` is pure but for the KV cache that it is given."""
+    """A loaded model. Its methods are pure but for the KV cache that `forward` is given."""
 
     def __init__(self, config: ModelConfig, reader: WeightReader, dtype: torch.dtype, kernels: Kernels) -> None:
         """Take the weights from `reader` in `dtype`. Raises ModelLoadError where they do not fit `config`, and
@@ -60,7 +60,7 @@ class Llama:
 
     @torch.inference_mode()
     def forward(self, batch: ModelInput, cache: KVCacheStorage) -> torch.Tensor:
-        """Logits [logits rows, vocabulary] float32 of the rows that `batch` asks for; writes the step's KV."""
+        """Hidden states [rows, hidden], after the last norm, of the tokens that `batch` asks for; writes the KV."""
         kernels, eps = self._kernels, self._config.rms_norm_eps
         cos_sin = self._rotary[batch.positions]  # [tokens, 2, head_dim]
         hidden = embedding(batch.token_ids, self._embedding)  # [tokens, hidden]
@@ -72,9 +72,14 @@ class Llama:
             added = kernels.linear(inner, layer.down)
             if index + 1 < len(self._layers):
                 normed, hidden = kernels.add_rms_norm(added, hidden, self._layers[index + 1].input_norm, eps)
-        rows = batch.logits_rows
+        rows = batch.hidden_rows
         last, _ = kernels.add_rms_norm(added[rows], hidden[rows], self._norm, eps)
-        return kernels.linear(last, self._head).float()
+        return last
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [rows, vocabulary] float32 of hidden states that `forward` gave."""
+        return self._kernels.linear(hidden, self._head).float()
 
     def _attention(
         self,

@@ -23,7 +23,13 @@ _ARCHITECTURES = {"LlamaForCausalLM": Llama}
 class Model(Protocol):
     """What the model runner needs of a model."""
 
-    def forward(self, batch: ModelInput, cache: KVCacheStorage) -> torch.Tensor: ...
+    def forward(self, batch: ModelInput, cache: KVCacheStorage) -> torch.Tensor:
+        """Hidden states [rows, hidden] of the tokens that `batch` asks for, from which `logits` are made."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[rows, vocabulary] float32, which the caller may change."""
+        ...
 
 
 def load_model(directory: Path, config: ModelConfig, dtype: torch.dtype, kernels: Kernels) -> Model:

@@ -1,51 +1,155 @@
-"""Sampler: one token a row from a batch of logits, each row by its own parameters. Pure functions, no state.
+"""Sampler: one token a row from a batch of logits, each row by its own request's parameters.
 
-Owns what a request may ask of a draw: its parameters as columns, and tokens that it bans. The draw itself, and how it
-truncates, is `nereid_kernels.sample`. Invariant: a row's token depends on its own logits, parameters and key alone.
+Owns what is kept of each request for its draws: parameters as numbers, rules about tokens, counts for penalties. The
+order of changes is penalties, bias, masks; the draw itself, and how it truncates, is `nereid_kernels.sample`.
+Invariants: a row's token depends on its own logits, parameters, tokens and seed alone; rows whose request changes
+nothing are not written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from nereid_kernels.sample import sample as sample_rows
+from nereid.batch import GuideMasks, NewRequest, SampledToken, SchedulerOutput
+from nereid.request import SamplingParams, TokenLogprobs
+from nereid.sampling.logprobs import token_logprobs
+from nereid.sampling.masks import TokenRules, add_bias, forbid, keep_only
+from nereid.sampling.noise import key_at, sequence_key
+from nereid.sampling.penalties import PenaltyState, has_penalty
+from nereid_kernels.grammar_mask import grammar_mask
+from nereid_kernels.sample import sample
+
+_NOT_FINITE = "the logits are not finite"
+_NONE_LEFT = "masks, biases and penalties leave none"
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
-    """Parameters of one row. key: of its noise.  banned: token ids that must not be drawn (stops before min_tokens)."""
+    """A row to draw for. token_ids: prompt and output so far."""
 
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    key: int
-    banned: tuple[int, ...] = ()
+    request_id: int
+    token_ids: Sequence[int]
 
 
-def sample(logits: torch.Tensor, rows: Sequence[SamplingRow], backend: str = "auto") -> tuple[list[int], list[bool]]:
-    """Token ids, and whether each row's logits were sound (no NaN, no infinity at the top).
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A request. columns: temperature, min_p, top_k, top_p.  rules: None where it has none.  changes: its logits."""
 
-    logits: [rows, vocabulary] float32; changed in place where a row bans tokens.  backend: of
-    `nereid_kernels.backends`; all draw the same tokens.
-    """
-    for index, row in enumerate(rows):
-        if row.banned:
-            logits[index, list(row.banned)] = -torch.inf
+    sampling: SamplingParams
+    prompt_len: int
+    columns: tuple[float, float, float, float]
+    sequence_key: int
+    rules: TokenRules | None
+    changes: bool
 
-    def column(values: list[float], dtype: torch.dtype) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype, device=logits.device)
 
-    tokens, sound = sample_rows(
-        logits,
-        column([row.temperature for row in rows], torch.float32),
-        column([row.min_p for row in rows], torch.float64),
-        column([min(row.top_k, logits.shape[1]) for row in rows], torch.int32),
-        column([row.top_p for row in rows], torch.float64),
-        column([row.key for row in rows], torch.int64),
-        backend=backend,
-    )
-    return tokens.tolist(), sound.tolist()
+class Sampler:
+    """Requests by id, as far as the plans have told."""
+
+    def __init__(self, eos_token_ids: Sequence[int], vocab_size: int, backend: str = "auto") -> None:
+        """eos_token_ids: the model's.  backend: of `nereid_kernels.backends`; all draw the same tokens."""
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._vocab_size = vocab_size
+        self._backend = backend
+        self._requests: dict[int, _Known] = {}
+        self._penalties = PenaltyState(vocab_size, backend)
+
+    def apply(self, plan: SchedulerOutput) -> None:
+        """Take in a plan's news: forgotten requests and new ones."""
+        for request_id in plan.finished_ids:
+            del self._requests[request_id]
+            self._penalties.remove(request_id)
+        for new in plan.new_requests:
+            self._add(new)
+
+    def _add(self, new: NewRequest) -> None:
+        sampling = new.sampling
+        rules = TokenRules.of(sampling, self._eos_token_ids, self._vocab_size)
+        penalised = has_penalty(sampling)
+        if penalised:
+            self._penalties.add(new.request_id, sampling, new.prompt_token_ids)
+        top_k = sampling.top_k if 0 < sampling.top_k < self._vocab_size else 0
+        self._requests[new.request_id] = _Known(
+            sampling,
+            len(new.prompt_token_ids),
+            (sampling.temperature, sampling.min_p, float(top_k), sampling.top_p),
+            sequence_key(sampling.seed, 0),
+            None if rules.empty else rules,
+            penalised or not rules.empty or sampling.guide is not None,
+        )
+
+    def draw(
+        self, logits: Tensor, rows: Sequence[SamplingRow], masks: Callable[[], GuideMasks]
+    ) -> tuple[SampledToken, ...]:
+        """The next token of each row, or why there is none.
+
+        logits: [rows, vocab] float32, the model's own; changed in place.  masks: waits for what the guides of these
+        rows allow; asked for only where one has a guide.
+        """
+        known = [self._requests[row.request_id] for row in rows]
+        told = [index for index, request in enumerate(known) if request.sampling.logprobs is not None]
+        own = logits[told] if told else logits
+        changes = any(request.changes for request in known)
+        if changes:
+            finite = logits.amax(dim=1).isfinite().tolist()  # before a mask can hide what is not
+            self._change(logits, rows, known, masks)
+        tokens, sound = self._sample(logits, rows, known)
+        whole = finite if changes else sound
+        logprobs = self._logprobs(own, [(index, tokens[index], known[index]) for index in told])
+        sampled = []
+        for index, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+            if sound[index] and whole[index]:
+                sampled.append(SampledToken(row.request_id, token, logprobs=logprobs.get(index)))
+            else:
+                reason = _NONE_LEFT if whole[index] else _NOT_FINITE
+                error = f"no token can be drawn at position {len(row.token_ids)}: {reason}"
+                sampled.append(SampledToken(row.request_id, -1, error))
+        self._penalties.count((token.request_id, token.token_id) for token in sampled if token.error is None)
+        return tuple(sampled)
+
+    def _change(
+        self, logits: Tensor, rows: Sequence[SamplingRow], known: Sequence[_Known], masks: Callable[[], GuideMasks]
+    ) -> None:
+        self._penalties.apply(logits, [row.request_id for row in rows])
+        add_bias(logits, [request.rules for request in known], self._backend)
+        ruled = [(index, request.rules) for index, request in enumerate(known) if request.rules]
+        keep_only(logits, [(index, rules.allowed) for index, rules in ruled if rules.allowed is not None])
+        lists = []
+        for index, rules in ruled:
+            tokens = rows[index].token_ids
+            found = rules.forbidden(tokens, len(tokens) - known[index].prompt_len)
+            lists += [(index, ids) for ids in found]
+        forbid(logits, lists)
+        if any(request.sampling.guide for request in known):
+            self._apply_guides(logits, rows, masks())
+
+    def _apply_guides(self, logits: Tensor, rows: Sequence[SamplingRow], masks: GuideMasks) -> None:
+        row_of = {row.request_id: index for index, row in enumerate(rows)}
+        bitmask = torch.frombuffer(bytearray(masks.bitmask), dtype=torch.int32).view(len(masks.request_ids), -1)
+        indices = torch.tensor([row_of.get(request_id, -1) for request_id in masks.request_ids])
+        grammar_mask(logits, bitmask, indices, backend=self._backend)
+
+    def _sample(
+        self, logits: Tensor, rows: Sequence[SamplingRow], known: Sequence[_Known]
+    ) -> tuple[list[int], list[bool]]:
+        columns = torch.tensor([request.columns for request in known], dtype=torch.float64).T.contiguous()
+        temperature, min_p, top_k, top_p = columns
+        pairs = zip(rows, known, strict=True)
+        keys = torch.tensor([key_at(request.sequence_key, len(row.token_ids)) for row, request in pairs])
+        tokens, sound = sample(
+            logits, temperature.float(), min_p, top_k.int(), top_p, keys, backend=self._backend
+        )  # fmt: skip
+        return tokens.tolist(), sound.tolist()
+
+    @staticmethod
+    def _logprobs(own: Tensor, drawn: Sequence[tuple[int, int, _Known]]) -> dict[int, TokenLogprobs]:
+        """By row. own: [drawn, vocab], the model's logits.  drawn: row, token and request."""
+        if not drawn:
+            return {}
+        counts = [request.sampling.logprobs or 0 for _, _, request in drawn]
+        told = token_logprobs(own, [token for _, token, _ in drawn], counts)
+        return dict(zip([row for row, _, _ in drawn], told, strict=True))
