@@ -25,6 +25,8 @@ TOLERANCES = MappingProxyType(
         "attention_float32": 2e-5,
         # Logits of a whole model in float32 against transformers, relative to the largest.
         "logits_float32": 1e-4,
+        # Logprobs in float32 against a log-softmax of transformers' or of float64, absolute.
+        "logprobs_float32": 1e-4,
     }
 )
 
