@@ -21,16 +21,13 @@ def token_logprobs(logits: Tensor, token_ids: Sequence[int], counts: Sequence[in
     total = logits.logsumexp(dim=1)
     chosen = logits.gather(1, torch.tensor(token_ids)[:, None])
     ranks = (logits > chosen).sum(dim=1) + 1
-    columns: list[list[object]] = [(chosen[:, 0] - total).tolist(), ranks.tolist()]
+    logprobs: list[float] = (chosen[:, 0] - total).tolist()
     best: list[tuple[tuple[int, float], ...]] = [()] * len(token_ids)
     if (most := min(max(counts), logits.shape[1])) > 0:
         values, ids = _best(logits, most)
         pairs = zip(ids.tolist(), (values - total[:, None]).tolist(), counts, strict=True)
         best = [tuple(zip(row_ids[:count], row[:count], strict=True)) for row_ids, row, count in pairs]
-    return [
-        TokenLogprobs(token, logprob, rank, top)  # type: ignore[arg-type]
-        for token, logprob, rank, top in zip(token_ids, *columns, best, strict=True)
-    ]
+    return [TokenLogprobs(*told) for told in zip(token_ids, logprobs, ranks.tolist(), best, strict=True)]
 
 
 def _best(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -92,8 +92,8 @@ class Sampler:
         """
         known = [self._requests[row.request_id] for row in rows]
         told = [index for index, request in enumerate(known) if request.sampling.logprobs is not None]
-        own = logits[told] if told else logits
         changes = any(request.changes for request in known)
+        own = logits[told] if told and (changes or len(told) < len(rows)) else logits
         if changes:
             finite = logits.amax(dim=1).isfinite().tolist()  # before a mask can hide what is not
             self._change(logits, rows, known, masks)
@@ -139,7 +139,12 @@ class Sampler:
         columns = torch.tensor([request.columns for request in known], dtype=torch.float64).T.contiguous()
         temperature, min_p, top_k, top_p = columns
         pairs = zip(rows, known, strict=True)
-        keys = torch.tensor([key_at(request.sequence_key, len(row.token_ids)) for row, request in pairs])
+        keys = torch.tensor(
+            [
+                0 if request.sampling.greedy else key_at(request.sequence_key, len(row.token_ids))
+                for row, request in pairs
+            ]
+        )
         tokens, sound = sample(
             logits, temperature.float(), min_p, top_k.int(), top_p, keys, backend=self._backend
         )  # fmt: skip

@@ -41,8 +41,8 @@ class _Rows:
 
     def parts(self, chosen: Tensor) -> tuple[Tensor, ...]:
         """The indices of the rows that are chosen, few at a time."""
-        index = chosen.nonzero()[:, 0]
-        return index.split(max(1, _TOKENS // self.logits.shape[1])) if len(index) else ()
+        index, size = chosen.nonzero()[:, 0], max(1, _TOKENS // self.logits.shape[1])
+        return tuple(index[start : start + size] for start in range(0, len(index), size))
 
     def scores(self, chosen: Tensor) -> Tensor:
         """[chosen, vocab], of a few rows."""
@@ -84,7 +84,7 @@ def sample(
 def _block_maxima(logits: Tensor) -> Tensor:
     """[rows, blocks]; the last block may be short."""
     whole = logits.shape[1] // _BLOCK * _BLOCK
-    maxima = logits[:, :whole].unflatten(1, (-1, _BLOCK)).amax(dim=2)
+    maxima: Tensor = logits[:, :whole].unfold(1, _BLOCK, _BLOCK).amax(dim=2)
     if whole == logits.shape[1]:
         return maxima
     return torch.cat((maxima, logits[:, whole:].amax(dim=1, keepdim=True)), dim=1)
@@ -99,8 +99,10 @@ def _tokens_of(logits: Tensor, blocks: Tensor, index: Tensor | None = None) -> t
     ids = (blocks[:, :, None] * _BLOCK + torch.arange(_BLOCK)).flatten(1)
     short = vocab % _BLOCK > 0
     within = ids.clamp(max=vocab - 1) if short else ids
-    every = index is None or len(index) == len(logits)
-    values = logits.gather(1, within) if every else logits[index[:, None], within]  # the first is quicker
+    if index is None or len(index) == len(logits):  # noqa: SIM108
+        values = logits.gather(1, within)  # quicker
+    else:
+        values = logits[index[:, None], within]
     return ids, values.masked_fill_(ids >= vocab, -torch.inf) if short else values
 
 
