@@ -114,7 +114,7 @@ def test_two_hundred_mixes_of_parameters_equal_their_solo_runs_and_the_definitio
     model: transformers.LlamaForCausalLM, directory: Path
 ) -> None:
     rng = random.Random(12)
-    requests = []
+    requests: list[Request] = []
     while len(requests) < 200:
         prompt = tuple(rng.randrange(3, VOCAB) for _ in range(rng.randint(1, 30)))
         sampling = random_params(rng, len(requests))

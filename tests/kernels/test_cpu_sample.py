@@ -57,6 +57,17 @@ def test_draws_the_tokens_of_its_definition(kind: str, vocab: int) -> None:
         assert tokens.tolist() == reference.sample(logits, *chosen)[0].tolist()
 
 
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 50.0])
+def test_any_token_of_a_wide_row_can_win(temperature: float) -> None:
+    """Without truncation, where most winners lie outside the best blocks."""
+    torch.manual_seed(1)
+    rows, vocab = 150, 8000
+    off, logits = torch.zeros(rows), torch.randn(rows, vocab)
+    keys = torch.randint(-(2**63), 2**63 - 1, (rows,))
+    chosen = (off + temperature, off.double(), off.int(), off.double() + 1, keys)
+    assert ops.sample(logits, *chosen)[0].tolist() == reference.sample(logits, *chosen)[0].tolist()
+
+
 @pytest.mark.parametrize("offset", [-1e-9, 1e-9])
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_a_mass_that_is_just_reached_is_told_from_one_that_is_not(count: int, offset: float) -> None:

@@ -251,12 +251,13 @@ def test_penalties_equal_a_plain_reference_over_many_steps() -> None:
 
 
 def test_a_slot_of_penalties_is_clean_for_the_next_request() -> None:
-    draws = Draws(40, row(temperature=0.0, repetition_penalty=9.0), prompt=tuple(range(30)))
-    draws.force(*range(30, 39))
-    draws.replace(row(temperature=0.0, repetition_penalty=9.0), prompt=(0,))
-    logits = torch.full((1, 40), 1.0)
-    logits[0, 0] = 5.0
-    assert draws.tokens(logits) == [1]  # neither what the last request had seen nor its counts
+    draws = Draws(40, row(temperature=0.0, frequency_penalty=9.0))
+    draws.force(*range(10, 20))
+    draws.replace(row(temperature=0.0, frequency_penalty=1.0), prompt=(0,))
+    logits = torch.zeros(1, 40)
+    logits[0, 5], logits[0, 6], logits[0, 10] = 3.0, 1.5, 1.8
+    # 3 -> 2 -> 1: once 5 was drawn twice, 10 is next, which only the request before had drawn.
+    assert [draws.tokens(logits)[0] for _ in range(3)] == [5, 5, 10]
 
 
 def test_noise_is_a_function_of_key_and_token_and_looks_like_gumbel() -> None:

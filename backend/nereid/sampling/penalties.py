@@ -31,7 +31,7 @@ class _Seen:
 
 
 class PenaltyState:
-    """Requests with penalties, each in a slot: a row of the three tensors [slots, entries]."""
+    """Requests with penalties, each in a slot: a row of both tensors [slots, entries]."""
 
     def __init__(self, vocab_size: int, backend: str) -> None:
         """backend: of `nereid_kernels.backends`."""
@@ -41,7 +41,6 @@ class PenaltyState:
         self._free: list[int] = []
         self._ids = torch.zeros(0, 0, dtype=torch.int64)
         self._counts = torch.zeros(0, 0, dtype=torch.int32)
-        self._in_prompt = torch.zeros(0, 0, dtype=torch.bool)
 
     def add(self, request_id: int, sampling: SamplingParams, prompt: Sequence[int]) -> None:
         """Know a request that has penalties, before its first token. The prompt counts for repetition alone."""
@@ -53,8 +52,6 @@ class PenaltyState:
         self._requests[request_id] = _Seen(slot, scales, {token: place for place, token in enumerate(tokens)})
         self._ids[slot, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
         self._counts[slot] = 0
-        self._in_prompt[slot] = False
-        self._in_prompt[slot, : len(tokens)] = True
 
     def remove(self, request_id: int) -> None:
         """Forget a request, where it is known."""
@@ -88,8 +85,11 @@ class PenaltyState:
         index = (slots[:, None], torch.where(places < lengths, places, 0))
         scales = torch.tensor([seen.scales for _, seen in chosen], dtype=torch.float32).T.contiguous()
         where = (torch.tensor([row for row, _ in chosen])[:, None], self._ids[index])
-        values = logits[where]
-        apply_penalties(values, self._counts[index], self._in_prompt[index], *scales, backend=self._backend)
+        values, counts = logits[where], self._counts[index]
+        seen_all = torch.ones_like(
+            counts, dtype=torch.bool
+        )  # what is neither of the prompt nor generated is not listed
+        apply_penalties(values, counts, seen_all, *scales, backend=self._backend)
         logits[where] = values
 
     def _make_room(self, slots: int, entries: int) -> None:
@@ -101,5 +101,4 @@ class PenaltyState:
             grown = (0, more_entries, 0, more_slots)
             self._ids = torch.nn.functional.pad(self._ids, grown)
             self._counts = torch.nn.functional.pad(self._counts, grown)
-            self._in_prompt = torch.nn.functional.pad(self._in_prompt, grown)
             self._free += range(have_slots, have_slots + more_slots)

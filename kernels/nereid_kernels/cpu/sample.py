@@ -83,8 +83,9 @@ def sample(
 
 def _block_maxima(logits: Tensor) -> Tensor:
     """[rows, blocks]; the last block may be short."""
-    whole = logits.shape[1] // _BLOCK * _BLOCK
-    maxima: Tensor = logits[:, :whole].unfold(1, _BLOCK, _BLOCK).amax(dim=2)
+    blocks = logits.shape[1] // _BLOCK
+    whole = blocks * _BLOCK
+    maxima = logits[:, :whole].view(len(logits), blocks, _BLOCK).amax(dim=2)
     if whole == logits.shape[1]:
         return maxima
     return torch.cat((maxima, logits[:, whole:].amax(dim=1, keepdim=True)), dim=1)
