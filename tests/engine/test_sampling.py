@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +14,13 @@ import pytest
 import torch
 import transformers
 
-from nereid.batch import GuideMasks, SchedulerOutput, StepResult
-from nereid.request import Guide, GuideKind, Request, SamplingParams, TokenLogprobs
+from nereid.batch import GuideMasks
+from nereid.request import Guide, GuideKind, Request, SamplingParams
 from nereid.sampling.noise import noise_key
 from nereid_kernels.draw_noise import GREEDY_TEMPERATURE, gumbel
 from tests.conftest import TOLERANCES
+from tests.engine.logprobs import TellingEngine, check_logprobs
 from tests.engine.tiny import EOS, VOCAB, SteppedEngine, reference_logits
-
-
-@dataclass
-class TellingEngine(SteppedEngine):
-    """Keeps what its steps tell of logprobs, by request."""
-
-    outputs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    prompts: dict[int, dict[int, TokenLogprobs]] = field(default_factory=dict)
-
-    def compute(self, plan: SchedulerOutput) -> StepResult:
-        result = super().compute(plan)
-        for token in result.sampled:
-            if token.logprobs is not None:
-                self.outputs.setdefault(token.request_id, []).append(token.logprobs)
-        for entry in result.prompt_logprobs:
-            told = self.prompts.setdefault(entry.request_id, {})
-            told |= dict(enumerate(entry.logprobs, entry.start))
-        return result
 
 
 def random_params(rng: random.Random, seed: int) -> SamplingParams:
@@ -141,19 +123,6 @@ def test_two_hundred_mixes_of_parameters_equal_their_solo_runs_and_the_definitio
         positions += len(tokens)
     print(f"{positions} positions compared, near ties: {ties or 'none'}")
     assert len(ties) <= max(1, TOLERANCES["identity_share"] * positions)
-
-
-def check_logprobs(told: Iterable[TokenLogprobs], tokens: Iterable[int], logits: torch.Tensor, count: int) -> None:
-    """Against transformers' logits, one row a token."""
-    bound = TOLERANCES["logprobs_float32"]
-    for entry, token, own in zip(told, tokens, logits.log_softmax(dim=1), strict=True):
-        assert entry.token_id == token and abs(entry.logprob - float(own[token])) < bound
-        above = int((own > own[token] + bound).sum())
-        assert above < entry.rank <= int((own > own[token] - bound).sum()) + 1
-        best = own.topk(count)
-        assert len(entry.top) == count
-        for (best_id, value), expected in zip(entry.top, best.values.tolist(), strict=True):
-            assert abs(value - expected) < bound and abs(float(own[best_id]) - value) < bound
 
 
 WAYS: list[dict[str, object]] = [

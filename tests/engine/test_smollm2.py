@@ -12,6 +12,7 @@ import transformers
 from nereid.request import Request, SamplingParams
 from nereid.tokenization.tokenizer import Tokenizer
 from tests.conftest import spec_bench_prompts
+from tests.engine.logprobs import TellingEngine, check_logprobs
 from tests.engine.tiny import IdentityRule, SteppedEngine
 
 
@@ -49,6 +50,18 @@ def compare(directory: Path, model: Any, num_prompts: int, num_tokens: int) -> N
 
 def test_tokens_equal_transformers(smollm2_directory: Path, reference: Any) -> None:
     compare(smollm2_directory, reference, num_prompts=8, num_tokens=24)
+
+
+def test_logprobs_equal_transformers(smollm2_directory: Path, reference: Any) -> None:
+    text = "The cat sat on the mat, and the dog lay beside it. " * 6
+    prompt = Tokenizer(smollm2_directory).encode(text)
+    sampling = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=5, prompt_logprobs=5)
+    engine = TellingEngine(smollm2_directory, {"max_num_batched_tokens": 50, "num_blocks": 100})
+    tokens = engine.run([Request(0, prompt, sampling, 0.0)])[0]
+    with torch.inference_mode():
+        logits = reference(torch.tensor([[*prompt, *tokens]])).logits[0, :-1]
+    told = [engine.prompts[0][i] for i in range(1, len(prompt))] + engine.outputs[0]
+    check_logprobs(told, [*prompt[1:], *tokens], logits, count=5)
 
 
 @pytest.mark.slow
