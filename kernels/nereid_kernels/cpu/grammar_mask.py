@@ -12,7 +12,7 @@ def grammar_mask(logits: Tensor, bitmask: Tensor, row_indices: Tensor | None) ->
     # By table: the 8 flags of each byte that a word is made of.
     flags = (torch.arange(256)[:, None] >> torch.arange(8) & 1 == 0).view(torch.int64)[:, 0]
     octets = bitmask.contiguous().view(torch.uint8)  # [masks, 4 * words], the lowest first
-    forbidden = flags.index_select(0, octets.flatten().int()).view(torch.bool).view(len(bitmask), -1)
+    forbidden = flags.index_select(0, octets.flatten().int()).view(torch.bool).view(len(bitmask), 32 * bitmask.shape[1])
     forbidden = forbidden[:, : logits.shape[1]]
     if row_indices is None:
         logits.masked_fill_(forbidden, -math.inf)
