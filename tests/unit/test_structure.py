@@ -45,6 +45,7 @@ ALLOWED: dict[str, set[str]] = {
         "batch", "config", "engine", "executor", "model_config", "model_runner", "models", "tokenization",
     },
     "server": {"batch", "build", "config", "engine", "errors", "request", "statistics", "tokenization"},
+    "gateway": {"errors"},
 }  # fmt: skip
 # Rooms that must not load torch, for they decide and do not compute.
 WITHOUT_TORCH = [
@@ -120,6 +121,15 @@ def test_a_definition_is_imported_by_nothing_that_it_judges() -> None:
         others = implementations - {room} if room in implementations else {"reference"}
         used = {name.split(".")[1] for name in imports_of(path) if name.startswith("nereid_kernels.")}
         assert room == "verify_draft.py" or not used & others, f"{path}: {used & others}"
+
+
+def test_the_gateway_stands_on_its_libraries_alone() -> None:
+    """It may run on a machine without an engine; and no other room needs what it brings."""
+    own = {"fastapi", "starlette", "uvicorn", "pydantic", "pydantic_core", "grpc"}
+    others = {"nereid", "numpy", "tritonclient"}
+    for path in SOURCES:
+        foreign = {n.split(".")[0] for n in imports_of(path)} - sys.stdlib_module_names
+        assert foreign <= own | others if room_of(path) == "gateway" else not foreign & (own - {"grpc"}), path
 
 
 def test_serving_does_not_import_transformers() -> None:

@@ -1,4 +1,5 @@
-"""The command line: `serve`, `test`, `check`. Owns the reading of arguments; each command has a module of its own.
+"""The command line: `serve`, `gateway`, `test`, `check`. Owns the reading of arguments; each command has a module of
+its own.
 
 Always holds: an error that Nereid raises on purpose ends the command with one line on stderr and exit status 1;
 wrong arguments with status 2; an interrupt with status 130, SIGTERM with 143.
@@ -7,11 +8,14 @@ wrong arguments with status 2; an interrupt with status 130, SIGTERM with 143.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from nereid.errors import NereidError
+from nereid.errors import ConfigError, NereidError
+
+_KEY_VARIABLE = "NEREID_API_KEY"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,6 +47,11 @@ def _run(given: list[str]) -> int:
         given = ["--help"]
     split = given.index("--") if "--" in given else len(given)
     options = _parser().parse_args(given[:split])
+    run: Callable[[argparse.Namespace, Sequence[str]], int] = options.run
+    return run(options, given[split + 1 :])
+
+
+def _serve(options: argparse.Namespace, extra: Sequence[str]) -> int:
     from nereid.cli.serve import ServeOptions, serve
 
     return serve(
@@ -53,9 +62,21 @@ def _run(given: list[str]) -> int:
             grpc_port=options.grpc_port,
             metrics_port=options.metrics_port,
             log_verbose=options.log_verbose,
-            extra=tuple(given[split + 1 :]),
+            extra=tuple(extra),
         )
     )
+
+
+def _gateway(options: argparse.Namespace, extra: Sequence[str]) -> int:
+    from nereid.gateway.app import GatewaySettings
+    from nereid.gateway.serve import GatewayOptions, serve_gateway
+    from nereid.gateway.tool_format import ToolFormat
+
+    if extra:
+        raise ConfigError(f"gateway takes nothing after --; got {' '.join(extra)}")
+    keys = tuple(options.api_key) or tuple(filter(None, [os.environ.get(_KEY_VARIABLE)]))
+    settings = GatewaySettings(triton=options.grpc, keys=keys, tool_format=ToolFormat(options.tool_format))
+    return serve_gateway(GatewayOptions(host=options.host, port=options.port, settings=settings))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -72,9 +93,31 @@ def _parser() -> argparse.ArgumentParser:
     for name, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
         serve.add_argument(f"--{name}-port", type=_port, default=port, metavar="N", help=f"default: {port}")
     serve.add_argument("--log-verbose", action="store_true", help="show the server's log here, too")
+    serve.set_defaults(run=_serve)
+    _add_gateway(commands.add_parser("gateway", help="start the OpenAI-compatible gateway in front of a server"))
     commands.add_parser("test", help="run the tests; every further argument is pytest's")
     commands.add_parser("check", help="run ruff and mypy over the sources")
     return parser
+
+
+def _add_gateway(gateway: argparse.ArgumentParser) -> None:
+    gateway.add_argument(
+        "--grpc",
+        default="127.0.0.1:8001",
+        metavar="HOST:PORT",
+        help="the server's gRPC endpoint (default: %(default)s)",
+    )
+    gateway.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: %(default)s)")
+    gateway.add_argument("--port", type=_port, default=9000, metavar="N", help="default: %(default)s")
+    which = f"let in only clients with this key; may be repeated (default: ${_KEY_VARIABLE}, which no other user sees)"
+    gateway.add_argument("--api-key", action="append", default=[], metavar="KEY", help=which)
+    gateway.add_argument(
+        "--tool-format",
+        choices=("auto", "hermes", "llama"),
+        default="auto",
+        help="how the models write calls of tools (default: auto, which reads both and forces hermes)",
+    )
+    gateway.set_defaults(run=_gateway)
 
 
 def _port(text: str) -> int:

@@ -1,0 +1,130 @@
+"""POST /v1/completions: prompts as text or token ids -> text, one choice a prompt.
+
+`echo` puts the prompt before the text. With it and `logprobs`, `max_tokens: 0` asks how likely the prompt is: the
+engine then makes one token, which is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+
+from nereid.gateway.answers import Heading, Usage, check_offered, finish_reason_of, switches
+from nereid.gateway.errors import invalid
+from nereid.gateway.logprobs import CompletionLogprobs, with_first_token
+from nereid.gateway.merging import merged
+from nereid.gateway.pieces import Piece
+from nereid.gateway.schemas import CompletionRequest
+from nereid.gateway.triton import Model, Question, Triton
+
+_DEFAULT_MAX_TOKENS = 16
+Json = dict[str, object]
+
+
+class Completion:
+    """One request, answered once: by `events` or by `answer`. Both raise GatewayError."""
+
+    def __init__(self, triton: Triton, model: Model, body: CompletionRequest) -> None:
+        """Raises GatewayError where the model does not offer what is asked for."""
+        self._triton = triton
+        self._model = model
+        self._body = body
+        self._usage = Usage()
+        self._heading = Heading.new("cmpl", "text_completion", model)
+        self._choices = [_Choice(number, prompt, body) for number, prompt in enumerate(body.prompts)]
+        if body.logprobs is not None:
+            check_offered(model, "return_logprobs", "logprobs")
+            if body.echo:
+                check_offered(model, "return_prompt_logprobs", "echo")
+        elif body.max_tokens == 0:
+            raise invalid("max_tokens", 0, "at least 1; 0 with echo and logprobs")
+
+    async def answer(self) -> Json:
+        """The whole answer."""
+        async with aclosing(self._deltas()) as deltas:
+            async for choice, delta in deltas:
+                choice.keep(delta)
+        return self._heading.around(choices=[choice.whole for choice in self._choices], usage=self._usage.json)
+
+    async def events(self) -> AsyncGenerator[Json, None]:
+        """The answer in events, each with new text of one choice."""
+        with_usage = self._body.stream_options.include_usage
+        nothing: Json = {"usage": None} if with_usage else {}
+        async with aclosing(self._deltas()) as deltas:
+            async for _choice, delta in deltas:
+                yield self._heading.around(choices=[delta], **nothing)
+        if with_usage:
+            yield self._heading.around(choices=[], usage=self._usage.json)
+
+    async def _deltas(self) -> AsyncGenerator[tuple[_Choice, Json], None]:
+        answers = [self._triton.ask(self._model, choice.question()) for choice in self._choices]
+        async with aclosing(merged(answers)) as pieces:
+            async for number, piece in pieces:
+                choice = self._choices[number]
+                kept = _without_text(piece) if choice.drops_text else piece
+                self._usage.add(number, kept)
+                yield choice, choice.delta(kept)
+
+
+class _Choice:
+    """The answer to one prompt."""
+
+    def __init__(self, number: int, prompt: str | list[int], body: CompletionRequest) -> None:
+        self._number = number
+        self._prompt = prompt
+        self._body = body
+        self._logprobs = None if body.logprobs is None else CompletionLogprobs(body.logprobs)
+        self._kept: list[Json] = []
+        self._at_start = True
+        self.drops_text = body.echo and body.max_tokens == 0
+
+    def question(self) -> Question:
+        """What the model is asked."""
+        body = self._body
+        most = _DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, int(self.drops_text))
+        sampling: Json = {**body.passed_on, "max_tokens": most}
+        wanted: list[str] = []
+        if body.logprobs is not None:
+            sampling["logprobs"] = body.logprobs
+            wanted += ["return_logprobs", "return_output_ids"]
+            if body.echo:
+                sampling["prompt_logprobs"] = body.logprobs
+                wanted.append("return_prompt_logprobs")
+        prompt = "text_input" if isinstance(self._prompt, str) else "input_ids"
+        # Only the engine knows the text of a prompt of ids. It puts it before a single response, not into a stream.
+        engine_echoes = body.echo and prompt == "input_ids"
+        flags = {"stream": body.stream and not engine_echoes, "exclude_input_in_output": not engine_echoes}
+        return Question({prompt: self._prompt, **switches(*wanted), **flags}, sampling)
+
+    def delta(self, piece: Piece) -> Json:
+        """What `piece` adds to the choice, as the client sees it."""
+        text, positions = piece.text, piece.logprobs
+        if self._at_start and self._body.echo:
+            prompt = self._prompt if isinstance(self._prompt, str) else text.removesuffix(_text_of(piece))
+            text = prompt + text if isinstance(self._prompt, str) else text
+            positions = (*with_first_token(piece.prompt_logprobs, prompt), *positions)
+        self._at_start = False
+        logprobs = self._logprobs.take(positions) if self._logprobs else None
+        return {"index": self._number, "text": text, "logprobs": logprobs, "finish_reason": finish_reason_of(piece)}
+
+    def keep(self, delta: Json) -> None:
+        """Remember a delta for `whole`."""
+        self._kept.append(delta)
+
+    @property
+    def whole(self) -> Json:
+        """All deltas that were kept, as one."""
+        text = "".join(str(delta["text"]) for delta in self._kept)
+        parts = [part for delta in self._kept if isinstance(part := delta["logprobs"], dict)]
+        logprobs = {name: [item for part in parts for item in part[name]] for name in parts[0]} if parts else None
+        return {**self._kept[-1], "text": text, "logprobs": logprobs}
+
+
+def _text_of(piece: Piece) -> str:
+    return "".join(position.token for position in piece.logprobs)
+
+
+def _without_text(piece: Piece) -> Piece:
+    """The piece of an answer whose tokens are not wanted; an engine that echoed has put the prompt before them."""
+    return replace(piece, text=piece.text.removesuffix(_text_of(piece)), logprobs=(), num_output_tokens=0)

@@ -1,0 +1,146 @@
+"""What clients may send: OpenAI's requests, and the engine's own fields beside them.
+
+Three kinds of fields. Declared here: those that the gateway itself acts on. `_PASSED_ON`: handed to the engine as they
+are, which checks them and names them in its errors. `_IGNORED`: without influence on the answer. Every other name is
+refused, unless its value is null, which stands for "not given".
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError, field_validator
+
+from nereid.errors import shorten, suggest
+from nereid.gateway.errors import GatewayError, of_validation
+
+_PASSED_ON = frozenset({
+    "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "include_stop_str_in_output",
+    "ignore_eos", "min_tokens", "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias",
+    "allowed_token_ids", "bad_words", "skip_special_tokens", "truncate_prompt_tokens", "response_format",
+    "guided_decoding", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+    "priority", "cache_salt", "cache", "speculation", "timeout_ms",
+})  # fmt: skip
+_CHAT_PASSED_ON = frozenset({"chat_template_kwargs", "add_generation_prompt", "continue_final_message"})
+_IGNORED = frozenset({
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+})  # fmt: skip
+GUIDES = frozenset({
+    "response_format", "guided_decoding", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
+    "guided_grammar",
+})  # fmt: skip
+"""Fields that say what the text must be like."""
+
+MAX_PROMPTS = 128
+_MAX_TOOLS = 128
+_FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
+
+
+class _Lax(BaseModel):
+    """A part of a request whose further keys mean nothing here."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class StreamOptions(_Lax):
+    include_usage: bool = False
+
+
+class Function(_Lax):
+    """A function that the model may call. parameters: a JSON schema of its arguments, an object."""
+
+    name: Annotated[str, Field(pattern=_FUNCTION_NAME)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(_Lax):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(_Lax):
+    name: str
+
+
+class NamedTool(_Lax):
+    type: Literal["function"] = "function"
+    function: FunctionName
+
+
+class _Request(BaseModel):
+    """The fields of both kinds of requests."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    model: Annotated[str, Field(min_length=1)]
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    n: int = 1
+    best_of: int = 1
+    max_tokens: int | None = None
+
+    @field_validator("n", "best_of")
+    @classmethod
+    def _one_choice(cls, value: int) -> int:
+        if value != 1:
+            raise ValueError("allowed: 1 (several choices for one prompt are not offered)")
+        return value
+
+    @property
+    def passed_on(self) -> dict[str, Any]:
+        """The fields that are the engine's, by name."""
+        return dict(self.model_extra or {})
+
+
+class CompletionRequest(_Request):
+    """POST /v1/completions."""
+
+    prompt: (
+        StrictStr
+        | Annotated[list[StrictStr], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[StrictInt], Field(min_length=1)]
+        | Annotated[list[list[StrictInt]], Field(min_length=1, max_length=MAX_PROMPTS)]
+    )
+    echo: bool = False
+    logprobs: Annotated[int, Field(ge=0)] | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One for each choice of the answer."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        ids = [token_id for token_id in self.prompt if isinstance(token_id, int)]
+        return [ids] if ids else [prompt for prompt in self.prompt if not isinstance(prompt, int)]
+
+
+class ChatRequest(_Request):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    max_completion_tokens: int | None = None
+    tools: Annotated[list[Tool], Field(max_length=_MAX_TOOLS)] = []
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool = True
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    modalities: list[Literal["text"]] = ["text"]
+
+
+Body = TypeVar("Body", CompletionRequest, ChatRequest)
+
+
+def checked(kind: type[Body], values: object) -> Body:
+    """`values`, a parsed JSON body, as a request. Raises GatewayError (400) that names the field."""
+    if not isinstance(values, dict):
+        raise GatewayError(400, f"body: got {shorten(values)}; allowed: a JSON object", code="invalid_value")
+    given = {name: value for name, value in values.items() if value is not None and name not in _IGNORED}
+    known = {*kind.model_fields, *_PASSED_ON, *(_CHAT_PASSED_ON if kind is ChatRequest else ())}
+    for name in given:
+        if name not in known:
+            message = f"unknown field {shorten(name)}{suggest(name, known)}"
+            raise GatewayError(400, message, param=name[:64], code="unknown_parameter")
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        raise of_validation(error) from error
