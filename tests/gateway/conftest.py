@@ -17,7 +17,7 @@ import pytest
 from nereid.cli.server_process import HOST, TritonServer
 from tests.gateway.repository import SAYS, SAYS_CONFIG
 from tests.server.conftest import free_ports, make_server
-from tests.server.repository import UNARY_CONFIG, tiny_settings, write_model, write_tiny_model
+from tests.server.repository import tiny_settings, write_model, write_tiny_model
 from tests.server.waiting import TIMEOUT_S
 
 KEY = "key-of-the-tests"
@@ -75,18 +75,16 @@ def running_gateway(
 
 @pytest.fixture(scope="session")
 def triton(tmp_path_factory: pytest.TempPathFactory, smollm2_directory: Path) -> Iterator[TritonServer]:
-    """Models: tiny (the engine, with random weights), says (a model that says what it is told), tiny_unary (not
-    decoupled), and one that is not loaded."""
+    """Models: tiny (the engine, with random weights), says (a model that says what it is told), says_once (that one,
+    not decoupled), and one that is not loaded."""
     weights = tmp_path_factory.mktemp("gateway") / "weights"
     write_tiny_model(weights, smollm2_directory)
     repository = weights.parent / "models"
-    write_model(repository, "tiny", tiny_settings(weights))
+    write_model(repository, "tiny", tiny_settings(weights, max_num_seqs=16, max_queue_size=8))
     write_model(repository, "says", None, config=SAYS_CONFIG, source=SAYS)
-    write_model(repository, "tiny_unary", tiny_settings(weights), config=UNARY_CONFIG)
+    write_model(repository, "says_once", None, config=SAYS_CONFIG.replace("true }\n", "false }\n", 1), source=SAYS)
     write_model(repository, "not_loaded", tiny_settings(weights))
-    queue = {"max_num_seqs": 1, "max_queue_size": 1, "queue_timeout_ms": 60000}
-    write_model(repository, "tiny_queue", tiny_settings(weights, **queue))
-    with make_server(repository, ("tiny", "says", "tiny_unary", "tiny_queue")) as running:
+    with make_server(repository, ("tiny", "says", "says_once")) as running:
         running.wait_ready(120)
         yield running
 

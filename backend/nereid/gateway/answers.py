@@ -19,10 +19,10 @@ TO_THE_END = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """What each object of one answer repeats. created: seconds since 1970."""
+    """What each object of one answer repeats. kind: its `object`; created: seconds since 1970."""
 
     id: str
-    object: str
+    kind: str
     created: int
     model: str
 
@@ -31,7 +31,7 @@ class Heading:
         return cls(f"{prefix}-{uuid.uuid4().hex}", kind, int(time.time()), model.name)
 
     def around(self, **fields: object) -> dict[str, object]:
-        return {"id": self.id, "object": self.object, "created": self.created, "model": self.model, **fields}
+        return {"id": self.id, "object": self.kind, "created": self.created, "model": self.model, **fields}
 
 
 @dataclass(slots=True)

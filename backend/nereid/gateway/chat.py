@@ -49,7 +49,8 @@ class Chat:
     async def answer(self) -> Json:
         """The whole answer."""
         heading = Heading.new("chatcmpl", "chat.completion", self._model)
-        message, positions, reason = _Message(), [], None
+        message, reason = _Message(), None
+        positions: list[TokenLogprob] = []
         async with aclosing(self._pieces()) as pieces:
             async for piece in pieces:
                 message.add(self._events_in(piece))

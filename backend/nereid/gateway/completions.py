@@ -32,7 +32,7 @@ class Completion:
         self._body = body
         self._usage = Usage()
         self._heading = Heading.new("cmpl", "text_completion", model)
-        self._choices = [_Choice(number, prompt, body) for number, prompt in enumerate(body.prompts)]
+        self._choices = [_Choice(number, prompt, body) for number, prompt in enumerate(body.prompt)]
         if body.logprobs is not None:
             check_offered(model, "return_logprobs", "logprobs")
             if body.echo:
@@ -82,8 +82,8 @@ class _Choice:
     def question(self) -> Question:
         """What the model is asked."""
         body = self._body
-        most = _DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, int(self.drops_text))
-        sampling: Json = {**body.passed_on, "max_tokens": most}
+        most = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+        sampling: Json = {**body.passed_on, "max_tokens": 1 if self.drops_text else most}
         wanted: list[str] = []
         if body.logprobs is not None:
             sampling["logprobs"] = body.logprobs

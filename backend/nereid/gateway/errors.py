@@ -66,9 +66,10 @@ def unavailable(message: str) -> GatewayError:
 
 
 def of_validation(error: ValidationError) -> GatewayError:
-    """The first fault that pydantic found. An element of a list is written as messages[0].role."""
-    first = error.errors(include_url=False)[0]
-    path = [part for part in first["loc"] if isinstance(part, int) or part.isidentifier()]
+    """The fault that pydantic found, the innermost of several. An element of a list is written as messages[0].role."""
+    first = max(error.errors(include_url=False), key=lambda found: len(found["loc"]))
+    # What is no field's name says which of several types was tried.
+    path = [part for part in first["loc"] if isinstance(part, int) or (part.isidentifier() and part.islower())]
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or "body"
     if first["type"] == "missing":
         return GatewayError(400, f"{field}: missing; it is required", param=field, code="missing_required_parameter")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from nereid.errors import shorten, suggest
 from nereid.gateway.errors import GatewayError, of_validation
@@ -93,25 +93,26 @@ class _Request(BaseModel):
         return dict(self.model_extra or {})
 
 
-class CompletionRequest(_Request):
-    """POST /v1/completions."""
+def _prompts(given: object) -> list[object]:
+    """The prompts in what OpenAI allows `prompt` to be."""
+    prompts = given if isinstance(given, list) and not _is_ids(given) else [given]
+    if not 1 <= len(prompts) <= MAX_PROMPTS or not all(isinstance(p, str) or _is_ids(p) for p in prompts):
+        allowed = f"a text, a list of token ids, or a list of 1 to {MAX_PROMPTS} of these"
+        raise ValueError(f"allowed: {allowed}")
+    return prompts
 
-    prompt: (
-        StrictStr
-        | Annotated[list[StrictStr], Field(min_length=1, max_length=MAX_PROMPTS)]
-        | Annotated[list[StrictInt], Field(min_length=1)]
-        | Annotated[list[list[StrictInt]], Field(min_length=1, max_length=MAX_PROMPTS)]
-    )
+
+def _is_ids(given: object) -> bool:
+    ids = given if isinstance(given, list) else []
+    return bool(ids) and all(type(token_id) is int for token_id in ids)
+
+
+class CompletionRequest(_Request):
+    """POST /v1/completions. prompt: each text or list of token ids is one; it is answered by a choice of its own."""
+
+    prompt: Annotated[list[str | list[int]], BeforeValidator(_prompts)]
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0)] | None = None
-
-    @property
-    def prompts(self) -> list[str | list[int]]:
-        """One for each choice of the answer."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        ids = [token_id for token_id in self.prompt if isinstance(token_id, int)]
-        return [ids] if ids else [prompt for prompt in self.prompt if not isinstance(prompt, int)]
 
 
 class ChatRequest(_Request):
@@ -127,7 +128,7 @@ class ChatRequest(_Request):
     modalities: list[Literal["text"]] = ["text"]
 
 
-Body = TypeVar("Body", CompletionRequest, ChatRequest)
+Body = TypeVar("Body", bound=_Request)
 
 
 def checked(kind: type[Body], values: object) -> Body:

@@ -1,0 +1,177 @@
+"""What the gateway refuses, and how it says so: OpenAI's error object, by status, with the field's name."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from contextlib import closing
+from typing import Any
+
+import openai
+import pytest
+
+from nereid.cli.server_process import HOST, TritonServer
+from tests.conftest import shared_data
+from tests.gateway.conftest import KEY, Gateway, running_gateway
+from tests.server.http_client import Answer
+from tests.server.waiting import TIMEOUT_S
+
+CHAT = {"model": "says", "messages": [{"role": "user", "content": "hello"}]}
+COMPLETION = {"model": "tiny", "prompt": "hello"}
+TOOL = {"type": "function", "function": {"name": "f"}}
+CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+def call(gateway: Gateway, path: str, body: object = None, method: str = "POST", key: str | None = None) -> Answer:
+    """body: bytes are sent as they are, anything else as JSON."""
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    connection = http.client.HTTPConnection(HOST, gateway.port, timeout=TIMEOUT_S)
+    with closing(connection):
+        connection.request(method, path, raw, {"Authorization": key} if key else {})
+        response = connection.getresponse()
+        return Answer(response.status, response.read())
+
+
+def error_of(answer: Answer, status: int) -> dict[str, Any]:
+    assert answer.status == status, answer
+    error: dict[str, Any] = answer.json["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+# Path, what is changed in a good body, the field that the error names, what its message says.
+WRONG: list[tuple[str, dict[str, object], str | None, str]] = [
+    (CHATS, {"messages": []}, "messages", "at least 1 item"),
+    (CHATS, {"messages": "hello"}, "messages", "valid list"),
+    (CHATS, {"messages": [{"role": "king", "content": "x"}]}, "messages[0].role", "got 'king'; allowed: system"),
+    (CHATS, {"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "a text or a list of parts"),
+    (
+        CHATS,
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages[0].content[0].type",
+        "images, sound and files are not offered",
+    ),
+    (CHATS, {"n": 2}, "n", "got 2; allowed: 1"),
+    (CHATS, {"reasoning_effort": "high"}, "reasoning_effort", "unknown field"),
+    (CHATS, {"temprature": 1}, "temprature", "did you mean 'temperature'"),
+    (CHATS, {"stream": "perhaps"}, "stream", "got 'perhaps'"),
+    (CHATS, {"top_logprobs": 2}, "top_logprobs", "unless logprobs is true"),
+    (CHATS, {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "got 21"),
+    (CHATS, {"modalities": ["audio"]}, "modalities[0]", "got 'audio'"),
+    (CHATS, {"functions": [{"name": "f"}]}, "functions", "unknown field"),
+    (CHATS, {"tool_choice": "required"}, "tool_choice", "no tools are given"),
+    (CHATS, {"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice", "got 'sometimes'"),
+    (CHATS, {"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.function", "missing"),
+    (CHATS, {"tools": [TOOL, TOOL]}, "tools[1].function.name", "no tool before has"),
+    (CHATS, {"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "got 'a b'"),
+    (
+        CHATS,
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        "tool_choice.function.name",
+        "a declared tool: f",
+    ),
+    (
+        CHATS,
+        {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}},
+        "response_format",
+        "where tool_choice forces a call",
+    ),
+    (CHATS, {"model": ""}, "model", "at least 1 character"),
+    (CHATS, {"model": None}, "model", "missing"),
+    (COMPLETIONS, {"prompt": None}, "prompt", "missing"),
+    (COMPLETIONS, {"prompt": []}, "prompt", "got []; allowed: a text, a list"),
+    (COMPLETIONS, {"prompt": [1, "a"]}, "prompt", "got [1, 'a']"),
+    (COMPLETIONS, {"prompt": ["x"] * 129}, "prompt", "a list of 1 to 128"),
+    (COMPLETIONS, {"best_of": 3}, "best_of", "got 3; allowed: 1"),
+    (COMPLETIONS, {"suffix": "x"}, "suffix", "unknown field"),
+    (COMPLETIONS, {"chat_template_kwargs": {}}, "chat_template_kwargs", "unknown field"),
+    (COMPLETIONS, {"max_tokens": 0}, "max_tokens", "at least 1"),
+    # The engine's own words, through the server.
+    (COMPLETIONS, {"temperature": -1}, "temperature", "got -1; allowed: a number from 0"),
+    (COMPLETIONS, {"prompt": [999999]}, "input_ids", "got 999999"),
+    (COMPLETIONS, {"stream": True, "max_tokens": -5}, "max_tokens", "got -5"),
+]
+
+
+@pytest.mark.parametrize(("path", "change", "field", "said"), WRONG, ids=lambda value: str(value)[:40])
+def test_wrong_field_is_named(
+    gateway: Gateway, path: str, change: dict[str, object], field: str | None, said: str
+) -> None:
+    body = {**(CHAT if path == CHATS else COMPLETION), **change}
+    error = error_of(call(gateway, path, body), 400)
+    assert said in error["message"] and error["type"] == "invalid_request_error"
+    assert "Traceback" not in error["message"] and "pydantic" not in error["message"]
+    if field is not None:
+        assert error["param"] == field
+
+
+def test_what_the_clients_library_raises(client: openai.OpenAI, gateway: Gateway) -> None:
+    with pytest.raises(openai.BadRequestError, match="top_p: got 7") as bad:
+        client.completions.create(model="tiny", prompt="x", top_p=7)
+    assert bad.value.param == "top_p" and bad.value.code == "invalid_value"
+    with pytest.raises(openai.NotFoundError, match="'no_such' does not exist"):
+        client.completions.create(model="no_such", prompt="x")
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="not_loaded", messages=[{"role": "user", "content": "x"}])
+    with pytest.raises(openai.BadRequestError, match="embeddings are not offered"):
+        client.embeddings.create(model="tiny", input="x")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        (b"", 400, "not JSON"),
+        (b"{", 400, "not JSON"),
+        (b"[" * 100_000 + b"]" * 100_000, 400, "not JSON"),
+        (b'{"a":' * 100_000, 400, "not JSON"),
+        (b'{"model": "tiny", "prompt": "\\ud800"}', 400, "not JSON"),
+        (b'{"model": "tiny", "prompt": "\xff"}', 400, "not JSON"),
+        (b'{"model": "tiny", "prompt": "x", "temperature": NaN}', 400, "not JSON"),
+        (b"[1]", 400, "a JSON object"),
+        (b"7", 400, "a JSON object"),
+        (b'{"model": "' + b"x" * (17 << 20) + b'"}', 413, "over 16777216 bytes"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_body_that_is_none(gateway: Gateway, body: bytes, status: int, said: str) -> None:
+    for path in (COMPLETIONS, CHATS):
+        assert said in error_of(call(gateway, path, body), status)["message"]
+    assert call(gateway, COMPLETIONS, COMPLETION).status == 200
+
+
+def test_every_json_there_is(gateway: Gateway) -> None:
+    files = sorted(shared_data("json_test_suite").rglob("*.json"))
+    assert len(files) > 300
+    for file in files:
+        answer = call(gateway, COMPLETIONS, file.read_bytes())
+        error_of(answer, 400)
+        assert ("not JSON" not in str(answer.json)) if file.name.startswith("y_") else True, file.name
+
+
+def test_paths_and_methods_that_there_are_not(gateway: Gateway) -> None:
+    assert error_of(call(gateway, "/v1/no_such"), 404)["message"].startswith("POST '/v1/no_such'")
+    assert "GET" in error_of(call(gateway, COMPLETIONS, method="GET"), 405)["message"]
+
+
+def test_models(client: openai.OpenAI) -> None:
+    models = client.models.list().data
+    assert [model.id for model in models] == ["says", "tiny"]  # neither the one not loaded, nor the unary one
+    assert {(model.object, model.owned_by) for model in models} == {("model", "nereid")}
+    assert client.models.retrieve("tiny") == models[1] and models[1].created > 1.7e9
+    for name in ("says_once", "not_loaded", "no_such"):
+        with pytest.raises(openai.NotFoundError):
+            client.models.retrieve(name)
+
+
+def test_keys(triton: TritonServer) -> None:
+    with running_gateway(triton.options.grpc_port, environment={"NEREID_API_KEY": KEY}) as keyed:
+        for key in (None, "Bearer wrong", f"Basic {KEY}", KEY, "Bearer ", "Bearer \xe9"):
+            error = error_of(call(keyed, COMPLETIONS, COMPLETION, key=key), 401)
+            assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+            assert call(keyed, "/v1/models", method="GET", key=key).status == 401
+        assert call(keyed, COMPLETIONS, COMPLETION, key=f"Bearer {KEY}").status == 200
+        assert call(keyed, "/health", method="GET").json == {"status": "ok"}
+        with keyed.client(KEY) as client, keyed.client("other") as stranger:
+            assert client.models.list().data
+            with pytest.raises(openai.AuthenticationError):
+                stranger.models.list()
