@@ -2,7 +2,8 @@
 
 The last message, or the prompt, is a JSON object: `say`: the texts of its responses (one response unless the request
 streams); `inputs`: it says instead, as JSON, all that it was given; `outputs`: further outputs of the last response;
-`finish`; `error`: it ends with that error, after what it says; `wait`: it goes on until its request is cancelled.
+`finish`; `error`: it ends with that error, after all but the last of what it says, or all with `error_after`; `wait`:
+it goes on until its request is cancelled.
 """
 
 from __future__ import annotations
@@ -82,6 +83,9 @@ class TritonPythonModel:
             sender.send(pb_utils.InferenceResponse([tensor(n, v) for n, v in outputs.items()]))
         while script.get("wait") and not sender.is_cancelled():
             time.sleep(0.01)
+        if script.get("error_after"):
+            outputs = {"text_output": said[-1], "finish_reason": script["finish"]}
+            sender.send(pb_utils.InferenceResponse([tensor(n, v) for n, v in outputs.items()]))
         if "error" in script:
             sender.send(pb_utils.InferenceResponse([], error=pb_utils.TritonError(script["error"])), flags=FINAL)
             return

@@ -234,5 +234,8 @@ def test_error_within_a_stream_is_an_error_of_the_client(client: openai.OpenAI) 
     messages = script(say=["some", " text"], error="INTERNAL: the model broke (request id '5')")
     with pytest.raises(openai.APIError, match="^the model broke$"):
         ask_stream(client, messages)
+    held = script(say=["some", " text"], finish="error", error_after=True, error="INTERNAL: the model broke")
+    with pytest.raises(openai.APIError, match="^the model broke$"):
+        ask_stream(client, held)
     with pytest.raises(openai.InternalServerError, match="the model broke"):
         ask(client, script(error="INTERNAL: the model broke"))

@@ -141,3 +141,11 @@ def test_port_that_is_taken(gateway: Gateway) -> None:
 def test_command_line_does_not_load_the_gateways_libraries() -> None:
     code = "import sys, nereid.cli; assert not {'fastapi', 'uvicorn', 'pydantic', 'grpc', 'torch'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=TIMEOUT_S)
+
+
+def test_gateway_that_is_ended_lets_its_answers_end(triton: TritonServer) -> None:
+    with running_gateway(triton.options.grpc_port) as ending, ending.client() as client:
+        stream = client.completions.create(prompt="x", stream=True, model="tiny", max_tokens=150, seed=1)
+        next(stream)
+        ending.process.terminate()
+        assert list(stream)[-1].choices[0].finish_reason == "length"

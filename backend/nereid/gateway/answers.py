@@ -23,15 +23,15 @@ class Heading:
 
     id: str
     kind: str
-    created: int
     model: str
-
-    @classmethod
-    def new(cls, prefix: str, kind: str, model: Model) -> Heading:
-        return cls(f"{prefix}-{uuid.uuid4().hex}", kind, int(time.time()), model.name)
+    created: int = field(default_factory=lambda: int(time.time()))
 
     def around(self, **fields: object) -> dict[str, object]:
         return {"id": self.id, "object": self.kind, "created": self.created, "model": self.model, **fields}
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}-{uuid.uuid4().hex}"
 
 
 @dataclass(slots=True)

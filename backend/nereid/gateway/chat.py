@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from nereid.gateway.answers import TO_THE_END, Heading, Usage, check_offered, finish_reason_of, switches
+from nereid.gateway.answers import TO_THE_END, Heading, Usage, check_offered, finish_reason_of, new_id, switches
 from nereid.gateway.call_reader import CallArguments, CallStart, Event, Text
 from nereid.gateway.errors import invalid
 from nereid.gateway.logprobs import chat_logprobs
@@ -43,12 +43,13 @@ class Chat:
         self._format = tool_format
         self._plan = plan_tools(body)
         self._parser = ToolParser(tool_format, self._plan.names, parallel=body.parallel_tool_calls)
+        self._id = new_id("chatcmpl")
         self._usage = Usage()
         self._positions: list[TokenLogprob] = []  # of tokens whose text is held back
 
     async def answer(self) -> Json:
         """The whole answer."""
-        heading = Heading.new("chatcmpl", "chat.completion", self._model)
+        heading = Heading(self._id, "chat.completion", self._model.name)
         message, reason = _Message(), None
         positions: list[TokenLogprob] = []
         async with aclosing(self._pieces()) as pieces:
@@ -62,7 +63,7 @@ class Chat:
 
     async def events(self) -> AsyncGenerator[Json, None]:
         """The answer in events: the role, then new text or parts of calls, then why it ended."""
-        heading = Heading.new("chatcmpl", "chat.completion.chunk", self._model)
+        heading = Heading(self._id, "chat.completion.chunk", self._model.name)
         with_usage = self._body.stream_options.include_usage
         nothing: Json = {"usage": None} if with_usage else {}
         at_start = True
@@ -96,7 +97,7 @@ class Chat:
             sampling["logprobs"] = body.top_logprobs or 0
         wanted = switches("return_logprobs", "return_output_ids") if body.logprobs else switches()
         messages = json.dumps(template_messages(body.messages))
-        return Question({"messages": messages, "stream": body.stream, **wanted}, sampling)
+        return Question(self._id, {"messages": messages, "stream": body.stream, **wanted}, sampling)
 
     def _events_in(self, piece: Piece) -> list[Event]:
         """What the piece tells, and at the last one what was held back."""

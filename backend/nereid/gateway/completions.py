@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
-from nereid.gateway.answers import Heading, Usage, check_offered, finish_reason_of, switches
+from nereid.gateway.answers import Heading, Usage, check_offered, finish_reason_of, new_id, switches
 from nereid.gateway.errors import invalid
 from nereid.gateway.logprobs import CompletionLogprobs, with_first_token
 from nereid.gateway.merging import merged
@@ -31,7 +31,7 @@ class Completion:
         self._model = model
         self._body = body
         self._usage = Usage()
-        self._heading = Heading.new("cmpl", "text_completion", model)
+        self._heading = Heading(new_id("cmpl"), "text_completion", model.name)
         self._choices = [_Choice(number, prompt, body) for number, prompt in enumerate(body.prompt)]
         if body.logprobs is not None:
             check_offered(model, "return_logprobs", "logprobs")
@@ -58,7 +58,7 @@ class Completion:
             yield self._heading.around(choices=[], usage=self._usage.json)
 
     async def _deltas(self) -> AsyncGenerator[tuple[_Choice, Json], None]:
-        answers = [self._triton.ask(self._model, choice.question()) for choice in self._choices]
+        answers = [self._triton.ask(self._model, choice.question(self._heading.id)) for choice in self._choices]
         async with aclosing(merged(answers)) as pieces:
             async for number, piece in pieces:
                 choice = self._choices[number]
@@ -79,8 +79,8 @@ class _Choice:
         self._at_start = True
         self.drops_text = body.echo and body.max_tokens == 0
 
-    def question(self) -> Question:
-        """What the model is asked."""
+    def question(self, request_id: str) -> Question:
+        """What the model is asked. request_id: of the whole request."""
         body = self._body
         most = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         sampling: Json = {**body.passed_on, "max_tokens": 1 if self.drops_text else most}
@@ -95,7 +95,8 @@ class _Choice:
         # Only the engine knows the text of a prompt of ids. It puts it before a single response, not into a stream.
         engine_echoes = body.echo and prompt == "input_ids"
         flags = {"stream": body.stream and not engine_echoes, "exclude_input_in_output": not engine_echoes}
-        return Question({prompt: self._prompt, **switches(*wanted), **flags}, sampling)
+        tensors = {prompt: self._prompt, **switches(*wanted), **flags}
+        return Question(f"{request_id}-{self._number}", tensors, sampling)
 
     def delta(self, piece: Piece) -> Json:
         """What `piece` adds to the choice, as the client sees it."""

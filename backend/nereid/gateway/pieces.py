@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 _LOWEST = -9999.0
-_NOT_ENDED = ("", "None")
+# After the last two comes the error itself, which ends the answer.
+_NOT_ENDED = ("", "None", "error", "cancelled")
 
 
 @dataclass(frozen=True, slots=True)

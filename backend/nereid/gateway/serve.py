@@ -1,7 +1,7 @@
 """`nereid gateway`: the application behind an HTTP server, in the foreground until a signal.
 
 Always holds: the port is taken before anything is said; the first stop signal lets running answers end, for up to
-`_DRAIN_S`, and then cancels them; the second ends at once.
+`_DRAIN_S`, and then cancels them; a second Ctrl-C cancels them at once.
 """
 
 from __future__ import annotations

@@ -41,8 +41,10 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One request to a model. tensors: texts, truth values and lists of token ids by input name."""
+    """One request to a model. id: its name in the server's logs.  tensors: texts, truth values and lists of token ids
+    by input name."""
 
+    id: str
     tensors: Mapping[str, str | bool | list[int]]
     sampling: Mapping[str, object]
 
@@ -123,7 +125,7 @@ async def _once(model: Model, question: Question) -> AsyncIterator[dict[str, Any
     """The one request of a stream; the client's side of the stream ends after it."""
     tensors = {**question.tensors, "sampling_parameters": json.dumps(question.sampling)}
     inputs = [_tensor(name, value) for name, value in tensors.items() if name in model.inputs]
-    yield {"model_name": model.name, "inputs": inputs}
+    yield {"model_name": model.name, "inputs": inputs, "request_id": question.id}
 
 
 def _tensor(name: str, value: str | bool | list[int]) -> Any:
