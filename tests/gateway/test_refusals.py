@@ -109,7 +109,7 @@ def test_what_the_clients_library_raises(client: openai.OpenAI, gateway: Gateway
     with pytest.raises(openai.BadRequestError, match="top_p: got 7") as bad:
         client.completions.create(model="tiny", prompt="x", top_p=7)
     assert bad.value.param == "top_p" and bad.value.code == "invalid_value"
-    with pytest.raises(openai.NotFoundError, match="'no_such' does not exist"):
+    with pytest.raises(openai.NotFoundError, match="'no_such' does not exist here"):
         client.completions.create(model="no_such", prompt="x")
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="not_loaded", messages=[{"role": "user", "content": "x"}])

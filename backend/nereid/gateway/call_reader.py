@@ -15,9 +15,10 @@ from enum import Enum, auto
 
 from pydantic_core import from_json
 
-# Everything up to where an object of arguments begins, and a name before it.
+# Everything up to where an object of arguments begins, and a name before it. It is tried at each part of an answer: so
+# it must not look at much.
 _HEAD = re.compile(
-    r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*(?P<name>"(?:[^"\\]|\\.)*")\s*,'
+    r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*(?P<name>"(?:[^"\\]|\\.){0,128}")\s*,'
     r'\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
 _FIRST_KEY = re.compile(r'\s*\{\s*"(?P<key>[^"\\]*)"')
@@ -69,7 +70,7 @@ class CallReader:
         self._number = number
         self._state = _State.HEAD
         self._raw = ""
-        self._scan, self._tail = _Scan(), _Scan(depth=1)
+        self._whole_scan, self._scan, self._tail = _Scan(), _Scan(), _Scan(depth=1)
         self.rest = ""
 
     @property
@@ -94,8 +95,8 @@ class CallReader:
             return [CallStart(self._number, name), *self._go_on(self._raw[head_end:])]
         if not self._may_become_call():
             return self._give_up()
-        end = _Scan().end_of_object(self._raw)
-        return self._whole(end) if end is not None else []
+        end = self._whole_scan.end_of_object(text)
+        return self._whole(len(self._raw) - len(text) + end) if end is not None else []
 
     def finish(self) -> None:
         """No more text will come."""

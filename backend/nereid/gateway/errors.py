@@ -58,7 +58,12 @@ def invalid(field: str, value: object, allowed: str) -> GatewayError:
 
 
 def unknown_model(name: str) -> GatewayError:
-    return GatewayError(404, f"the model {shorten(name)} does not exist", param="model", code="model_not_found")
+    return GatewayError(
+        404,
+        f"the model {shorten(name)} does not exist here; /v1/models lists those that do",
+        param="model",
+        code="model_not_found",
+    )
 
 
 def unavailable(message: str) -> GatewayError:
