@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from pydantic import BaseModel
 
 USER = [{"role": "user", "content": "hello"}]
 WEATHER = {
@@ -208,6 +209,20 @@ def test_the_clients_own_stream_helper_reads_parallel_calls(client: openai.OpenA
     assert calls is not None and names_of(calls) == ["get_weather", "now"]
     one = ask(client, messages, tools=[WEATHER, NOW], parallel_tool_calls=False).choices[0].message.tool_calls
     assert names_of(one) == ["get_weather"]
+
+
+class City(BaseModel):
+    name: str
+
+
+def test_the_clients_own_helpers_for_schemas(client: openai.OpenAI) -> None:
+    made = client.chat.completions.parse(model="says", messages=script(say=['{"name": "Oslo"}']), response_format=City)  # type: ignore[arg-type]
+    assert made.choices[0].message.parsed == City(name="Oslo")
+    tool = openai.pydantic_function_tool(City)
+    call = '<tool_call>{"name": "City", "arguments": {"name": "Rome"}}</tool_call>'
+    called = client.chat.completions.parse(model="says", messages=script(say=[call]), tools=[tool])  # type: ignore[arg-type]
+    calls = called.choices[0].message.tool_calls
+    assert calls is not None and calls[0].function.parsed_arguments == City(name="Rome")
 
 
 def test_without_tools_a_call_is_text(client: openai.OpenAI) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import struct
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -60,6 +62,16 @@ def test_client_that_leaves_before_the_first_event(gateway: Gateway, triton: Tri
         wait_until(lambda: num_waiting(triton, "tiny") == 0, "it waits no more", within_s=3)
         assert num_running(triton, "tiny") == 16
     wait_until_idle(triton, "tiny", within_s=3)
+
+
+def test_client_that_leaves_within_its_body(gateway: Gateway, client: openai.OpenAI) -> None:
+    """It is no fault, which the fixture would find in what the gateway says."""
+    for reset in (False, True):
+        with socket.create_connection((HOST, gateway.port), timeout=TIMEOUT_S) as leaving:
+            leaving.sendall(f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{".encode())
+            if reset:
+                leaving.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert client.models.list().data
 
 
 def test_full_queue_is_503_with_a_time_to_come_again(gateway: Gateway, triton: TritonServer) -> None:

@@ -15,7 +15,7 @@ from pydantic_core import from_json
 from nereid.gateway.errors import invalid
 from nereid.gateway.schemas import Tool
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_ROLES = {name: name for name in ("system", "user", "assistant", "tool", "function")} | {"developer": "system"}
 _DROPPED = frozenset({"refusal", "annotations"})  # what clients send back of an answer, and no template knows
 
 Json = dict[str, Any]

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from fastapi import Request
 from pydantic_core import from_json
+from starlette.requests import ClientDisconnect
 
 from nereid.gateway.errors import GatewayError
 
@@ -24,17 +25,25 @@ class ClientLeftError(Exception):
 
 
 async def read_json(request: Request) -> object:
-    """The body, parsed. Raises GatewayError: 413 where it is over the limit, 400 where it is not JSON."""
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY_BYTES:
-            raise GatewayError(413, f"the body has over {MAX_BODY_BYTES} bytes", code="body_too_large")
+    """The body, parsed. Raises GatewayError: 413 where it is over the limit, 400 where it is not JSON; or
+    ClientLeftError."""
     try:
-        parsed: object = from_json(bytes(body), allow_inf_nan=False)
+        parsed: object = from_json(await _read(request), allow_inf_nan=False)
     except ValueError as error:
         raise GatewayError(400, f"the body is not JSON: {error}", code="invalid_json") from error
     return parsed
+
+
+async def _read(request: Request) -> bytes:
+    body = bytearray()
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > MAX_BODY_BYTES:
+                raise GatewayError(413, f"the body has over {MAX_BODY_BYTES} bytes", code="body_too_large")
+    except ClientDisconnect as error:
+        raise ClientLeftError from error
+    return bytes(body)
 
 
 def check_key(request: Request, keys: Sequence[str]) -> None:
