@@ -62,7 +62,7 @@ class Completion:
         async with aclosing(merged(answers)) as pieces:
             async for number, piece in pieces:
                 choice = self._choices[number]
-                kept = _without_text(piece) if choice.drops_text else piece
+                kept = choice.wanted(piece)
                 self._usage.add(number, kept)
                 yield choice, choice.delta(kept)
 
@@ -77,13 +77,13 @@ class _Choice:
         self._logprobs = None if body.logprobs is None else CompletionLogprobs(body.logprobs)
         self._kept: list[Json] = []
         self._at_start = True
-        self.drops_text = body.echo and body.max_tokens == 0
+        self._drops_text = body.echo and body.max_tokens == 0
 
     def question(self, request_id: str) -> Question:
         """What the model is asked. request_id: of the whole request."""
         body = self._body
         most = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-        sampling: Json = {**body.passed_on, "max_tokens": 1 if self.drops_text else most}
+        sampling: Json = {**body.passed_on, "max_tokens": 1 if self._drops_text else most}
         wanted: list[str] = []
         if body.logprobs is not None:
             sampling["logprobs"] = body.logprobs
@@ -97,6 +97,13 @@ class _Choice:
         flags = {"stream": body.stream and not engine_echoes, "exclude_input_in_output": not engine_echoes}
         tensors = {prompt: self._prompt, **switches(*wanted), **flags}
         return Question(f"{request_id}-{self._number}", tensors, sampling)
+
+    def wanted(self, piece: Piece) -> Piece:
+        """`piece` without its tokens where only the prompt is asked for; an engine that echoed has put it before."""
+        if not self._drops_text:
+            return piece
+        text = "" if isinstance(self._prompt, str) else piece.text.removesuffix(_text_of(piece))
+        return replace(piece, text=text, logprobs=(), num_output_tokens=0)
 
     def delta(self, piece: Piece) -> Json:
         """What `piece` adds to the choice, as the client sees it."""
@@ -124,8 +131,3 @@ class _Choice:
 
 def _text_of(piece: Piece) -> str:
     return "".join(position.token for position in piece.logprobs)
-
-
-def _without_text(piece: Piece) -> Piece:
-    """The piece of an answer whose tokens are not wanted; an engine that echoed has put the prompt before them."""
-    return replace(piece, text=piece.text.removesuffix(_text_of(piece)), logprobs=(), num_output_tokens=0)
