@@ -237,12 +237,22 @@ def test_tools_and_forced_calls_are_sent_on(client: openai.OpenAI) -> None:
     assert sampling["tools"] == [WEATHER, NOW] and "guided_decoding" not in sampling
     _, sampling, _ = inputs(client, tools=[WEATHER, NOW], tool_choice="required")
     grammar = sampling["guided_decoding"]["grammar"]
-    assert "<tool_call>" in grammar and "get_weather" in grammar and '"now"' in grammar and ")*" in grammar
+    assert "<tool_call>" in grammar and "get_weather" in grammar and '"now"' in grammar and "{0,15}" in grammar
     named = {"type": "function", "function": {"name": "now"}}
-    _, sampling, _ = inputs(client, tools=[WEATHER, NOW], tool_choice=named, parallel_tool_calls=False)
+    _, sampling, _ = inputs(client, tools=[WEATHER, NOW], tool_choice=named)
     grammar = sampling["guided_decoding"]["grammar"]
-    assert "get_weather" not in grammar and '"now"' in grammar and ")*" not in grammar
+    assert "get_weather" not in grammar and '"now"' in grammar and "{0,15}" not in grammar
     assert sampling["tools"] == [WEATHER, NOW]
+
+
+def test_guide_that_cannot_be_made_of_tools_is_a_fault_of_the_tools(client: openai.OpenAI) -> None:
+    messages = script(error="INVALID_ARGUMENT: guided_decoding: got 'start: ...'; allowed: a grammar (no such $ref)")
+    with pytest.raises(openai.BadRequestError, match=r"tools: .* \(no such \$ref\)") as refused:
+        ask(client, messages, tools=[NOW], tool_choice="required")
+    assert refused.value.param == "tools"
+    with pytest.raises(openai.BadRequestError) as own:
+        ask(client, messages, extra_body={"guided_decoding": {"regex": "("}})
+    assert own.value.param == "guided_decoding"
 
 
 def test_error_within_a_stream_is_an_error_of_the_client(client: openai.OpenAI) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from nereid.gateway.answers import TO_THE_END, Heading, Usage, check_offered, finish_reason_of, new_id, switches
 from nereid.gateway.call_reader import CallArguments, CallStart, Event, Text
-from nereid.gateway.errors import invalid
+from nereid.gateway.errors import GatewayError, invalid
 from nereid.gateway.logprobs import chat_logprobs
 from nereid.gateway.messages import template_messages, template_tools
 from nereid.gateway.pieces import Piece, TokenLogprob
@@ -42,7 +42,7 @@ class Chat:
         self._body = body
         self._format = tool_format
         self._plan = plan_tools(body)
-        self._parser = ToolParser(tool_format, self._plan.names, parallel=body.parallel_tool_calls)
+        self._parser = ToolParser(tool_format, self._plan.names, parallel=self._plan.parallel)
         self._id = new_id("chatcmpl")
         self._usage = Usage()
         self._positions: list[TokenLogprob] = []  # of tokens whose text is held back
@@ -80,9 +80,16 @@ class Chat:
 
     async def _pieces(self) -> AsyncGenerator[Piece, None]:
         async with aclosing(self._triton.ask(self._model, self._question())) as pieces:
-            async for piece in pieces:
-                self._usage.add(0, piece)
-                yield piece
+            try:
+                async for piece in pieces:
+                    self._usage.add(0, piece)
+                    yield piece
+            except GatewayError as error:
+                if not self._plan.forced or error.param != "guided_decoding":
+                    raise
+                # The client knows nothing of the guide that was made of its tools.
+                reason = str(error).rpartition("allowed: ")[2]
+                raise GatewayError(400, f"tools: their parameters make no guide: {reason}", param="tools") from error
 
     def _question(self) -> Question:
         body, plan = self._body, self._plan
@@ -91,8 +98,7 @@ class Chat:
         if plan.shown:
             sampling["tools"] = template_tools(plan.shown)
         if plan.forced:
-            parallel = body.parallel_tool_calls
-            sampling["guided_decoding"] = forced_guide(self._format, plan.functions, parallel=parallel)
+            sampling["guided_decoding"] = forced_guide(self._format, plan.functions, parallel=plan.parallel)
         if body.logprobs:
             sampling["logprobs"] = body.top_logprobs or 0
         wanted = switches("return_logprobs", "return_output_ids") if body.logprobs else switches()

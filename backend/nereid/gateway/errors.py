@@ -36,14 +36,14 @@ class GatewayError(NereidError):
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.status = status
-        self._param = param
+        self.param = param
         self._reason = code
 
     @property
     def body(self) -> dict[str, object]:
         """OpenAI's error object."""
         kind = _KINDS.get(self.status, "invalid_request_error")
-        return {"error": {"message": str(self), "type": kind, "param": self._param, "code": self._reason}}
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self._reason}}
 
     @property
     def headers(self) -> dict[str, str]:

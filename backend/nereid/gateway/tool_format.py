@@ -20,6 +20,9 @@ PYTHON_TAG = "<|python_tag|>"
 Json = dict[str, Any]
 
 
+_MAX_FORCED = 16  # calls in one answer: a weak model might never come to an end
+
+
 class ToolFormat(Enum):
     """AUTO reads both formats; a call that is forced is then written as in HERMES."""
 
@@ -31,11 +34,12 @@ class ToolFormat(Enum):
 def forced_guide(tool_format: ToolFormat, functions: Sequence[Function], *, parallel: bool) -> Json:
     """A value for the field `guided_decoding` under which a model can write nothing but calls of `functions`.
 
-    parallel: several calls may follow each other. It is a grammar in Lark's notation with JSON schemas inside.
+    parallel: several calls may follow each other, at most `_MAX_FORCED`. It is a grammar in Lark's notation with JSON
+    schemas inside.
     """
     llama = tool_format is ToolFormat.LLAMA
     rules = {
-        "start": f"call ({json.dumps('; ' if llama else chr(10))} call)*" if parallel else "call",
+        "start": f"call ({_literal('; ' if llama else chr(10))} call){{0,{_MAX_FORCED - 1}}}" if parallel else "call",
         "call": "body" if llama else f"{_literal(CALL_OPENS + chr(10))} body {_literal(chr(10) + CALL_CLOSES)}",
         "body": f"%json {json.dumps(_calls_schema(functions, 'parameters' if llama else 'arguments'))}",
     }
