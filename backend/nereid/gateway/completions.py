@@ -102,14 +102,14 @@ class _Choice:
         """`piece` without its tokens where only the prompt is asked for; an engine that echoed has put it before."""
         if not self._drops_text:
             return piece
-        text = "" if isinstance(self._prompt, str) else piece.text.removesuffix(_text_of(piece))
+        text = "" if isinstance(self._prompt, str) else _echoed(piece)
         return replace(piece, text=text, logprobs=(), num_output_tokens=0)
 
     def delta(self, piece: Piece) -> Json:
         """What `piece` adds to the choice, as the client sees it."""
         text, positions = piece.text, piece.logprobs
         if self._at_start and self._body.echo:
-            prompt = self._prompt if isinstance(self._prompt, str) else text.removesuffix(_text_of(piece))
+            prompt = self._prompt if isinstance(self._prompt, str) else _echoed(piece)
             text = prompt + text if isinstance(self._prompt, str) else text
             positions = (*with_first_token(piece.prompt_logprobs, prompt), *positions)
         self._at_start = False
@@ -129,5 +129,13 @@ class _Choice:
         return {**self._kept[-1], "text": text, "logprobs": logprobs}
 
 
-def _text_of(piece: Piece) -> str:
-    return "".join(position.token for position in piece.logprobs)
+def _echoed(piece: Piece) -> str:
+    """The prompt at the beginning of the text of an engine that echoes, where its tokens' log-probabilities tell of it.
+
+    Tokens that are parts of characters spell no text one by one: so the prompt is looked for before what was generated.
+    """
+    others = "".join(position.token for position in piece.prompt_logprobs[1:])
+    found = piece.text.find(others) if others else -1
+    if found >= 0:
+        return piece.text[: found + len(others)]
+    return piece.text.removesuffix("".join(position.token for position in piece.logprobs))
