@@ -59,6 +59,8 @@ CALLS = [
     (f"<tool_call>{NOW}</tool_call> Done.", ("hermes", "auto"), "Done.", [("now", {})]),
     (f"<tool_call>{NOW}", ("hermes", "auto"), "", [("now", {})]),  # without its closing tag
     ('<tool_call>{"arguments": {"a": 1}, "name": "now"}</tool_call>', ("hermes", "auto"), "", [("now", {"a": 1})]),
+    (f"<tool_call>\n{NOW}\n</tool", ("hermes", "auto"), "", [("now", {})]),  # the limit of tokens has cut it
+    (f"<tool_call>\n{NOW}\n</b>", ("hermes", "auto"), "</b>", [("now", {})]),
     ('<tool_call>{"name": "now"}</tool_call>', ("hermes", "auto"), "", [("now", {})]),
     ('<tool_call>{"name": "now", "arguments": null}</tool_call>', ("hermes",), "", [("now", {})]),
     ('<tool_call>{"name": "now", "arguments": "{\\"a\\": 1}"}</tool_call>', ("hermes",), "", [("now", {"a": 1})]),

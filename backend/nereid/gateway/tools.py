@@ -41,7 +41,8 @@ class ToolParser:
             self._call.finish()
             events += [*self._end_call(self._call), *self._steps()]
         rest, self._pending = self._pending, ""
-        return [*events, *self._text(rest)]
+        cut_tag = self._tags and self._after_call and CALL_CLOSES.startswith(rest)
+        return events if cut_tag else [*events, *self._text(rest)]
 
     def _steps(self) -> list[Event]:
         events: list[Event] = []
