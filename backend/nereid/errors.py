@@ -10,6 +10,7 @@
     |   |-- QueueFullError          UNAVAILABLE        the waiting queue is at its limit
     |   |-- QueueTimeoutError       UNAVAILABLE        waited too long to be scheduled
     |   |-- RequestCancelledError   CANCELLED          the client cancelled or left
+    |   |-- GuideError              INVALID_ARGUMENT   the request's guide cannot go on
     |   `-- NumericsError           INTERNAL           the model gave NaN for this request
     `-- EngineError             ends every request
         |-- EngineDeadError         UNAVAILABLE        the loop thread or the executor died
@@ -96,6 +97,15 @@ class RequestCancelledError(RequestError):
     """The client cancelled the request, or is gone."""
 
     code = ErrorCode.CANCELLED
+
+
+class GuideError(RequestError):
+    """No token can follow in the request's guide, or following it takes more than the library allows."""
+
+    code = ErrorCode.INVALID_ARGUMENT
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the guide cannot go on: {reason}")
 
 
 class NumericsError(RequestError):

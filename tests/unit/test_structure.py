@@ -24,6 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "kv_cache": {"batch", "model_config"},
     "tokenization": {"errors"},
     "sampling": {"batch", "request"},
+    "guided": {"errors", "request", "tokenization"},
     "output_processor": {"batch", "request", "tokenization"},
     "scheduling": {"batch", "kv_cache", "request"},
     "scheduler": {"batch", "config", "errors", "kv_cache", "request", "scheduling"},

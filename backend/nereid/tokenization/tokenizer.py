@@ -29,7 +29,9 @@ class Tokenizer:
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._bytes = _byte_tokens(tokenizer)
-        self._longest_token = max(map(len, tokenizer.get_vocab()), default=1)
+        vocabulary = tokenizer.get_vocab()
+        self._longest_token = max(map(len, vocabulary), default=1)
+        self._num_tokens = max(vocabulary.values(), default=-1) + 1
         self._control_ids = frozenset(
             token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
         )
@@ -38,6 +40,16 @@ class Tokenizer:
     def longest_token(self) -> int:
         """Most characters that one token stands for: a text of n tokens is never longer than n times this."""
         return self._longest_token
+
+    @property
+    def num_tokens(self) -> int:
+        """Token ids are below this, those of added tokens too."""
+        return self._num_tokens
+
+    def to_json(self) -> str:
+        """The tokenizer as a `tokenizer.json`, for a library that reads it by itself."""
+        text: str = self._tokenizer.to_str()
+        return text
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids, with what the tokenizer's own template adds (a BOS where the model has one).

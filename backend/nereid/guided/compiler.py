@@ -1,0 +1,104 @@
+"""GuideCompiler: guides to matchers, for any thread. Owns the library's view of the tokenizer, the thread that compiles
+and the cache of what was compiled.
+
+Bounds for hostile sources: what `limits` lets through (32,768 characters at most); the library's fuel and its largest
+grammar; a stack of 512 MiB of address space, which definitions that refer to one another as often as that many
+characters allow do not fill (they overflow one of 8 MiB, which would end the process). The slowest source known to us
+takes a second. At most _MAX_CACHED guides of together _MAX_CACHED_CHARS characters are kept, refused ones too.
+Invariant: whatever compiles can begin: its first mask has been made, and allows more than the end.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from nereid.errors import GuideError, InvalidRequestError
+from nereid.guided.limits import MAX_SOURCE_CHARS, SourceError, check_length
+from nereid.request import Guide
+from nereid.tokenization.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from nereid.guided.library import CompiledGuide, GuideLibrary
+
+FIELD = "guided_decoding"
+_MAX_CACHED = 256
+_MAX_CACHED_CHARS = 8 * MAX_SOURCE_CHARS
+_STACK_BYTES = 512 << 20
+
+
+class GuideCompiler:
+    """Compile a guide, or find it compiled. Nothing of the library is loaded before the first guide."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        """vocab_size: of the model's logits, which may know more or fewer tokens than the tokenizer."""
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._cache: OrderedDict[Guide, CompiledGuide | InvalidRequestError] = OrderedDict()
+        self._cached_chars = 0
+        self._lock = threading.Lock()  # of the cache
+        self._worker: ThreadPoolExecutor | None = None
+        self._library: GuideLibrary | None = None  # the worker's
+
+    def compile(self, guide: Guide) -> CompiledGuide:
+        """Raises InvalidRequestError, which names the field and the reason."""
+        found = self._find(guide)
+        if found is None:
+            try:
+                check_length(guide.source)
+            except SourceError as error:
+                raise _refusal(guide, str(error)) from error
+            found = self._start().submit(self._compile, guide).result()
+        if isinstance(found, InvalidRequestError):
+            raise InvalidRequestError(str(found))
+        return found
+
+    def _find(self, guide: Guide) -> CompiledGuide | InvalidRequestError | None:
+        with self._lock:
+            if guide in self._cache:
+                self._cache.move_to_end(guide)
+            return self._cache.get(guide)
+
+    def _start(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._worker is None:
+                self._worker = ThreadPoolExecutor(1, thread_name_prefix="nereid-guides")
+                usual = threading.stack_size(_STACK_BYTES)
+                self._worker.submit(int)  # starts the thread, while the size of its stack is set
+                threading.stack_size(usual)
+            return self._worker
+
+    # The worker's own, from here on.
+
+    def _compile(self, guide: Guide) -> CompiledGuide | InvalidRequestError:
+        found = self._find(guide)  # another request may have waited with the same
+        if found is None:
+            try:
+                found = self._loaded().compile(guide)
+            except (SourceError, GuideError) as error:
+                found = _refusal(guide, str(error))
+            self._keep(guide, found)
+        return found
+
+    def _loaded(self) -> GuideLibrary:
+        if self._library is None:
+            from nereid.guided.library import GuideLibrary
+
+            self._library = GuideLibrary(self._tokenizer, self._vocab_size, self._eos_token_ids)
+        return self._library
+
+    def _keep(self, guide: Guide, found: CompiledGuide | InvalidRequestError) -> None:
+        with self._lock:
+            self._cache[guide] = found
+            self._cached_chars += len(guide.source)
+            while len(self._cache) > _MAX_CACHED or self._cached_chars > _MAX_CACHED_CHARS:
+                oldest, _ = self._cache.popitem(last=False)
+                self._cached_chars -= len(oldest.source)
+
+
+def _refusal(guide: Guide, reason: str) -> InvalidRequestError:
+    kind = guide.kind.value.replace("_", " ")
+    return InvalidRequestError.of_field(FIELD, guide.source, f"a {kind} that can be followed ({reason})")
