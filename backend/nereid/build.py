@@ -10,6 +10,7 @@ from nereid.batch import Capacity
 from nereid.config import EngineConfig
 from nereid.engine import Emit, Engine
 from nereid.executor import LocalExecutor
+from nereid.guided.compiler import GuideCompiler
 from nereid.model_config import ModelConfig
 from nereid.model_runner import ModelRunner
 from nereid.models.source import resolve
@@ -24,6 +25,7 @@ class BuiltEngine:
 
     engine: Engine
     tokenizer: Tokenizer
+    compiler: GuideCompiler
     model_config: ModelConfig
     capacity: Capacity
 
@@ -37,7 +39,8 @@ def build_engine(config: EngineConfig, base: Path, emit: Emit) -> BuiltEngine:
     model_config = ModelConfig.load(directory)
     tokenizer = Tokenizer(directory)
     executor = LocalExecutor(lambda: ModelRunner(directory, config, model_config))
-    engine = Engine(config, model_config, tokenizer, executor, emit)
+    compiler = GuideCompiler(tokenizer, model_config.vocab_size, model_config.eos_token_ids)
+    engine = Engine(config, model_config, tokenizer, executor, compiler, emit)
     capacity = engine.start()
     _LOG.info("ready: at most %d tokens a request, %d requests at once", engine.max_model_len, config.max_num_seqs)
-    return BuiltEngine(engine, tokenizer, model_config, capacity)
+    return BuiltEngine(engine, tokenizer, compiler, model_config, capacity)

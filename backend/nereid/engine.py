@@ -21,6 +21,7 @@ from nereid.config import EngineConfig
 from nereid.engine_core import EngineCore, as_data
 from nereid.errors import EngineDeadError, EngineError, EngineStoppedError
 from nereid.executor import Executor
+from nereid.guided.compiler import GuideCompiler
 from nereid.model_config import ModelConfig
 from nereid.request import Cancel, Drain, EngineMessage, Request, RequestOutput, Submit
 from nereid.statistics import EngineReport
@@ -36,12 +37,19 @@ class Engine:
     """Submit requests, get outputs. `start` loads the model and begins the loop; `shutdown` ends both."""
 
     def __init__(
-        self, config: EngineConfig, model: ModelConfig, tokenizer: Tokenizer, executor: Executor, emit: Emit
+        self,
+        config: EngineConfig,
+        model: ModelConfig,
+        tokenizer: Tokenizer,
+        executor: Executor,
+        compiler: GuideCompiler,
+        emit: Emit,
     ) -> None:
         self._config = config
         self._model = model
         self._tokenizer = tokenizer
         self._executor = executor
+        self._compiler = compiler
         self._emit = emit
         self._inbox: queue.SimpleQueue[EngineMessage] = queue.SimpleQueue()
         self._failure: EngineError | None = None  # set: nothing is taken any more, and why
@@ -52,7 +60,7 @@ class Engine:
     def start(self) -> Capacity:
         """Load the model and start the loop. Raises ConfigError or ModelLoadError."""
         capacity = self._executor.start()
-        self._core = EngineCore(self._config, capacity, self._model, self._tokenizer, self._executor)
+        self._core = EngineCore(self._config, capacity, self._model, self._tokenizer, self._executor, self._compiler)
         self._thread.start()
         return capacity
 

@@ -10,11 +10,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from nereid.batch import Capacity, EngineStats, SchedulerOutput, StepResult
+from nereid.batch import Capacity, EngineStats, GuideMasks, SchedulerOutput, StepResult
 from nereid.config import EngineConfig
 from nereid.errors import (
     EngineStoppedError,
     ExecutorError,
+    GuideError,
     NereidError,
     NumericsError,
     QueueFullError,
@@ -22,6 +23,8 @@ from nereid.errors import (
     RequestCancelledError,
 )
 from nereid.executor import Executor
+from nereid.guided.compiler import GuideCompiler
+from nereid.guided.tracker import GuideTracker
 from nereid.kv_cache.manager import KVCacheManager
 from nereid.model_config import ModelConfig
 from nereid.output_processor import OutputProcessor
@@ -44,9 +47,15 @@ class EngineCore:
     """One model's requests, driven step by step."""
 
     def __init__(
-        self, config: EngineConfig, capacity: Capacity, model: ModelConfig, tokenizer: Tokenizer, executor: Executor
+        self,
+        config: EngineConfig,
+        capacity: Capacity,
+        model: ModelConfig,
+        tokenizer: Tokenizer,
+        executor: Executor,
+        compiler: GuideCompiler,
     ) -> None:
-        """capacity: of the executor, which has started."""
+        """capacity: of the executor, which has started.  compiler: knows the guides of requests that were checked."""
         self._config = config
         self._executor = executor
         self._kv_cache = KVCacheManager(capacity.num_blocks, capacity.group_block_sizes)
@@ -54,6 +63,7 @@ class EngineCore:
         self.max_model_len = min(wanted, model.max_position_embeddings, self._kv_cache.max_tokens)
         self._scheduler = Scheduler(config, self._kv_cache, self.max_model_len, model.eos_token_ids)
         self._outputs = OutputProcessor(tokenizer)
+        self._guides = GuideTracker(compiler, model.vocab_size)
         self._requests: dict[int, _Tracked] = {}
         self._due_times = DueTimes(config.queue_timeout_ms / 1e3)
         self.statistics = EngineStatistics()
@@ -88,8 +98,10 @@ class EngineCore:
     def accept(self, request: Request) -> Iterator[RequestOutput]:
         """Take a request in; a refusal is its only output, or that of another request whose place it takes."""
         try:
+            self._guides.add(request.request_id, request.sampling.guide)
             state = self._scheduler.add(request)
         except NereidError as error:
+            self._guides.drop(request.request_id)
             yield RequestOutput(request.request_id, failure=as_data(error))
             return
         stats = RequestStats(request.arrival_time, num_prompt_tokens=len(request.prompt_token_ids))
@@ -147,8 +159,13 @@ class EngineCore:
 
     def _run(self, plan: SchedulerOutput) -> StepResult:
         timeout_s = self._config.step_timeout_s
+        future = self._executor.submit(plan)
+        # Made while the model runs. NOTE: the matchers know every token that was drawn before this step.
+        guided, words = self._guides.masks(row.request_id for row in plan.scheduled if row.samples)
+        if guided:
+            self._executor.supply_masks(GuideMasks(plan.step, guided, words))
         try:
-            return self._executor.submit(plan).result(timeout_s)
+            return future.result(timeout_s)
         except TimeoutError as error:
             raise ExecutorError(f"step {plan.step} took longer than step_timeout_s ({timeout_s})") from error
 
@@ -170,6 +187,12 @@ class EngineCore:
         state = advance.state
         if advance.error is not None:
             return self._end_failed(state, NumericsError(advance.error))
+        try:
+            complete = self._guides.advance(state.request_id, advance.token_id)
+        except GuideError as error:
+            return self._end_failed(state, error)
+        reason = advance.finish_reason
+        completes = complete and reason is not FinishReason.STOP
         tracked = self._requests[state.request_id]
         num_tokens = len(state.output_token_ids) - tracked.stats.num_output_tokens
         self.statistics.advanced(tracked.stats, num_tokens, now)
@@ -179,7 +202,13 @@ class EngineCore:
             last_token_time=now,
             num_output_tokens=len(state.output_token_ids),
         )
-        output = self._outputs.advance(state.request_id, advance.token_id, advance.finish_reason, advance.logprobs)
+        output = self._outputs.advance(
+            state.request_id,
+            advance.token_id,
+            FinishReason.STOP if completes else reason,
+            advance.logprobs,
+            completes=completes,
+        )
         return self._forget(state, output) if output.finished else output
 
     def _end_failed(self, state: RequestState, error: NereidError) -> RequestOutput:
@@ -189,6 +218,7 @@ class EngineCore:
     def _forget(self, state: RequestState, output: RequestOutput) -> RequestOutput:
         """The request's last output, with its stats; nothing of it is kept."""
         self._scheduler.finish(state)
+        self._guides.drop(state.request_id)
         self._due_times.forget(state)
         stats = self._requests.pop(state.request_id).stats
         self.statistics.finished(state.request, stats)

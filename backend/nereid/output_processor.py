@@ -55,15 +55,23 @@ class OutputProcessor:
                 state.prompt_logprobs += entry.logprobs[max(0, known - entry.start) :]
 
     def advance(
-        self, request_id: int, token_id: int, reason: FinishReason | None, logprobs: TokenLogprobs | None = None
+        self,
+        request_id: int,
+        token_id: int,
+        reason: FinishReason | None,
+        logprobs: TokenLogprobs | None = None,
+        *,
+        completes: bool = False,
     ) -> RequestOutput:
         """The output that a token brings; `reason` is why the token ends the request, where it does.
 
-        A token that stops the request is counted but not shown. A stop string turns the output into one that ends.
+        A token that stops the request is counted but not shown, unless it `completes` what a guide describes: then it
+        is part of the text. A stop string turns the output into one that ends.
         """
         state = self._states[request_id]
         state.num_tokens += 1
-        text = "" if reason is FinishReason.STOP else state.detokenizer.append(token_id)
+        hidden = reason is FinishReason.STOP and not completes
+        text = "" if hidden else state.detokenizer.append(token_id)
         if reason is not None:
             text += state.detokenizer.flush()
         shown, stopped_by = self._checked(state, text)

@@ -17,6 +17,7 @@ from nereid.build import build_engine
 from nereid.config import EngineConfig
 from nereid.engine import Engine
 from nereid.errors import ErrorCode, ExecutorError
+from nereid.guided.compiler import GuideCompiler
 from nereid.model_config import ModelConfig
 from nereid.request import FinishReason, Request, RequestOutput, SamplingParams
 from nereid.tokenization.tokenizer import Tokenizer
@@ -257,7 +258,8 @@ def test_a_dead_loop_fails_every_request_present_and_later(directory: Path, hang
     outputs = Outputs()
     config = EngineConfig(model="x", step_timeout_s=0.3, max_num_batched_tokens=4, max_num_seqs=2)
     model_config, tokenizer = ModelConfig.load(directory), Tokenizer(directory)
-    engine = Engine(config, model_config, tokenizer, BrokenExecutor(hang=hang), outputs.emit)
+    compiler = GuideCompiler(tokenizer, model_config.vocab_size, model_config.eos_token_ids)
+    engine = Engine(config, model_config, tokenizer, BrokenExecutor(hang=hang), compiler, outputs.emit)
     for request_id in range(5):
         engine.submit(Request(request_id, tuple(range(3, 12)), SamplingParams(), 0.0))
     config_start = time.monotonic()
@@ -289,7 +291,9 @@ def test_what_ended_before_a_failing_step_is_told_all_the_same(directory: Path) 
     outputs = Outputs()
     executor = BrokenExecutor(hang=False, first_step_s=0.3)
     config = EngineConfig(model="x", max_num_batched_tokens=4)
-    engine = Engine(config, ModelConfig.load(directory), Tokenizer(directory), executor, outputs.emit)
+    model_config, tokenizer = ModelConfig.load(directory), Tokenizer(directory)
+    compiler = GuideCompiler(tokenizer, model_config.vocab_size, model_config.eos_token_ids)
+    engine = Engine(config, model_config, tokenizer, executor, compiler, outputs.emit)
     now = time.monotonic()
     engine.submit(Request(1, tuple(range(3, 12)), SamplingParams(), now, deadline=now + 0.2))
     engine.submit(Request(2, tuple(range(3, 12)), SamplingParams(), now, deadline=now + 100))

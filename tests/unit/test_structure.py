@@ -35,15 +35,15 @@ ALLOWED: dict[str, set[str]] = {
         "batch", "config", "errors", "kv_cache", "model_config", "model_input", "models", "request", "sampling",
     },
     "engine_core": {
-        "batch", "config", "errors", "executor", "kv_cache", "model_config", "output_processor", "request",
-        "scheduler", "scheduling", "statistics", "tokenization",
+        "batch", "config", "errors", "executor", "guided", "kv_cache", "model_config", "output_processor",
+        "request", "scheduler", "scheduling", "statistics", "tokenization",
     },
     "engine": {
-        "batch", "config", "engine_core", "errors", "executor", "model_config", "request", "statistics",
+        "batch", "config", "engine_core", "errors", "executor", "guided", "model_config", "request", "statistics",
         "tokenization",
     },
     "build": {
-        "batch", "config", "engine", "executor", "model_config", "model_runner", "models", "tokenization",
+        "batch", "config", "engine", "executor", "guided", "model_config", "model_runner", "models", "tokenization",
     },
     "server": {"batch", "build", "config", "engine", "errors", "request", "statistics", "tokenization"},
     "gateway": {"errors"},
@@ -59,6 +59,8 @@ WITHOUT_TORCH = [
     "scheduler",
     "scheduling",
     "statistics",
+    "guided/compiler",
+    "guided/tracker",
     "kv_cache/manager",
     "kv_cache/block_pool",
 ]

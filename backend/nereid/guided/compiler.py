@@ -10,6 +10,7 @@ Invariant: whatever compiles can begin: its first mask has been made, and allows
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from nereid.tokenization.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from nereid.guided.library import CompiledGuide, GuideLibrary
 
+_LOG = logging.getLogger(__name__)
 FIELD = "guided_decoding"
 _MAX_CACHED = 256
 _MAX_CACHED_CHARS = 8 * MAX_SOURCE_CHARS
@@ -80,6 +82,9 @@ class GuideCompiler:
                 found = self._loaded().compile(guide)
             except (SourceError, GuideError) as error:
                 found = _refusal(guide, str(error))
+            except BaseException as error:  # a panic of the library is no Exception
+                _LOG.exception("compiling a guide failed")
+                found = _refusal(guide, f"the library failed: {type(error).__name__}")
             self._keep(guide, found)
         return found
 

@@ -51,9 +51,9 @@ def terminals(grammar: str) -> dict[str, Terminal]:
 def _bodies(grammar: str) -> dict[str, tuple[Terminal, list[str]]]:
     """Of each terminal with a name: its own size, and the terminals that it names, each as often as it does."""
     starts = list(_DEFINITION.finditer(grammar))
-    ends = [match.start() for match in starts[1:]] + [len(grammar)]
+    ends = [match.start() for match in starts] + [len(grammar)]
     bodies = {}
-    for match, end in zip(starts, ends, strict=True):
+    for match, end in zip(starts, ends[1:], strict=True):
         if _TERMINAL_NAME.fullmatch(match[1]):
             body = grammar[match.end() : end]
             bare = _TEXT.sub(" ", body)

@@ -50,9 +50,10 @@ class GuideLibrary:
     def compile(self, guide: Guide) -> CompiledGuide:
         """Raises SourceError or GuideError."""
         try:
-            library = LLMatcher(self._tokenizer, to_grammar(guide), log_level=_SILENT, limits=_LIMITS)
-        except ValueError as error:
+            grammar = to_grammar(guide)
+        except ValueError as error:  # no Unicode, or no JSON to the library
             raise SourceError(reason_of(str(error))) from error
+        library = LLMatcher(self._tokenizer, grammar, log_level=_SILENT, limits=_LIMITS)
         if library.is_error():
             raise SourceError(reason_of(library.get_error()))
         start = GuideMatcher(library, num_words(self._num_tokens))

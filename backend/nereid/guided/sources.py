@@ -47,7 +47,7 @@ def to_grammar(guide: Guide) -> str:
 
 def _of_schema(source: str) -> str:
     schema = _parsed(source)
-    if not isinstance(schema, (dict, bool)):
+    if not isinstance(schema, dict):
         raise SourceError("a schema is a JSON object")
     check_schema(schema)
     return LLMatcher.grammar_from_json_schema(source, defaults=_JSON_OPTIONS)
