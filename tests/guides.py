@@ -89,7 +89,8 @@ def walk(
     wants: Callable[[int], bool] = lambda token: True,
 ) -> tuple[list[int], bool]:
     """Random allowed tokens up to the end, and whether it came; `wants`: which are taken where there is a choice."""
-    matcher, tokens = guide.matcher(), []
+    matcher = guide.matcher()
+    tokens: list[int] = []
     while len(tokens) < max_tokens:
         allowed = allowed_tokens(matcher, vocab_size)
         if eos in allowed and (len(allowed) == 1 or rng.random() < 0.3):
