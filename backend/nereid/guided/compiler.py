@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
+from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -29,13 +30,18 @@ FIELD = "guided_decoding"
 _MAX_CACHED = 256
 _MAX_CACHED_CHARS = 8 * MAX_SOURCE_CHARS
 _STACK_BYTES = 512 << 20
+_WAIT_S = 20.0
 
 
 class GuideCompiler:
     """Compile a guide, or find it compiled. Nothing of the library is loaded before the first guide."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
-        """vocab_size: of the model's logits, which may know more or fewer tokens than the tokenizer."""
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: tuple[int, ...], wait_s: float = _WAIT_S
+    ) -> None:
+        """vocab_size: of the model's logits, which may know more or fewer tokens than the tokenizer.  wait_s: longest
+        that a caller waits, whatever other guides are compiled before its own."""
+        self._wait_s = wait_s
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
@@ -53,7 +59,12 @@ class GuideCompiler:
                 check_length(guide.source)
             except SourceError as error:
                 raise _refusal(guide, str(error)) from error
-            found = self._start().submit(self._compile, guide).result()
+            future = self._start().submit(self._compile, guide)
+            try:
+                found = future.result(self._wait_s)
+            except futures.TimeoutError as error:
+                future.cancel()
+                raise _refusal(guide, f"it was not compiled within {self._wait_s} s") from error
         if isinstance(found, InvalidRequestError):
             raise InvalidRequestError(str(found))
         return found
