@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent import futures
 from dataclasses import dataclass, replace
 
 from nereid.batch import Capacity, EngineStats, GuideMasks, SchedulerOutput, StepResult
@@ -166,7 +167,7 @@ class EngineCore:
             self._executor.supply_masks(GuideMasks(plan.step, guided, words))
         try:
             return future.result(timeout_s)
-        except TimeoutError as error:
+        except futures.TimeoutError as error:  # its own kind in Python 3.10
             raise ExecutorError(f"step {plan.step} took longer than step_timeout_s ({timeout_s})") from error
 
     def _track(self, plan: SchedulerOutput, now: float) -> None:
