@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nereid.server.tensors import INPUTS, OUTPUTS
+from nereid.server.tensors import INPUTS, OUTPUTS, declared, output_ranks
 
 if TYPE_CHECKING:
     from nereid.server.housekeeper import Housekeeper
@@ -28,16 +28,16 @@ class TritonPythonModel:
     def auto_complete_config(config: Any) -> Any:
         """Supply every tensor, so that a config.pbtxt may leave them out; what it says itself stays."""
         said = config.as_dict()
-        if said.get("max_batch_size"):
-            raise ValueError(f"max_batch_size: got {said['max_batch_size']}; allowed: 0 (Nereid batches by itself)")
+        batched = bool(said.get("max_batch_size"))
         known = {tensor["name"] for tensor in (*said.get("input", ()), *said.get("output", ()))}
-        for spec in INPUTS:
+        for spec in declared(INPUTS, batched=batched):
             if spec.name not in known:
                 config.add_input(spec.as_config(optional=True))
-        for spec in OUTPUTS:
+        for spec in declared(OUTPUTS, batched=batched):
             if spec.name not in known:
                 config.add_output(spec.as_config(optional=False))
-        config.set_max_batch_size(0)
+        if not batched:
+            config.set_max_batch_size(0)
         if "model_transaction_policy" not in said:
             config.set_model_transaction_policy({"decoupled": True})
         return config
@@ -53,6 +53,7 @@ class TritonPythonModel:
         from nereid.server.housekeeper import Housekeeper
         from nereid.server.metrics import EngineMetrics
         from nereid.server.parent_watch import ParentWatch
+        from nereid.server.request_parser import Deployment
         from nereid.server.service import Service
         from nereid.server.triton_io import to_failure
         from nereid.server.unload_watch import UnloadWatch, parent_address
@@ -60,11 +61,16 @@ class TritonPythonModel:
         name, version = args["model_name"], args["model_version"]
         _log_to_stderr(name)
         folder = Path(args["model_repository"]) / version
-        policy = json.loads(args["model_config"]).get("model_transaction_policy", {})
+        triton_config = json.loads(args["model_config"])
         config = EngineConfig.load(folder / SETTINGS_FILE)
-        decoupled = bool(policy.get("decoupled", False))
+        deployment = Deployment(
+            decoupled=bool(triton_config.get("model_transaction_policy", {}).get("decoupled", False)),
+            batched=bool(triton_config.get("max_batch_size")),
+            warns_of_unknown=config.unknown_parameters == "warn",
+        )
+        self._ranks: dict[str, int] = output_ranks(triton_config)
         try:
-            self._service: Service = Service(config, folder, decoupled=decoupled, to_failure=to_failure)
+            self._service: Service = Service(config, folder, deployment, to_failure)
         except ConfigError as error:
             raise ConfigError(f"{folder / SETTINGS_FILE}: {error}") from error
         self._metrics: EngineMetrics = EngineMetrics(name, version)
@@ -82,7 +88,7 @@ class TritonPythonModel:
 
         self._watch.saw_ready()
         for request in requests:
-            self._service.accept(partial(read_request, request), TritonReplyChannel(request))
+            self._service.accept(partial(read_request, request), TritonReplyChannel(request, self._ranks))
 
     def is_ready(self) -> bool:
         """Asked by newer servers; 2.51 does not ask."""

@@ -19,24 +19,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from nereid.request import RequestFailure, RequestOutput
-from nereid.server.request_parser import ReplyOptions
+from nereid.errors import ErrorCode
+from nereid.request import FinishReason, RequestFailure, RequestOutput
+from nereid.server.reply import Reply, ReplyBuilder
 
 _LOG = logging.getLogger(__name__)
-_NOTHING_ASKED = ReplyOptions(False, "", False, False, False, 0)
 _POLL_INTERVAL_S = 0.05
 _POLL_COST_S = 100e-6  # of one `cancelled`, measured
 _POLL_SHARE = 0.05  # of this thread's time at most
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The values of one response; None leaves the tensor out."""
-
-    text_output: str
-    finish_reason: str | None
-    num_input_tokens: int | None
-    num_output_tokens: int | None
 
 
 class ReplyChannel(Protocol):
@@ -56,16 +46,25 @@ class ReplyChannel(Protocol):
 @dataclass(slots=True)
 class _Mailbox:
     channel: ReplyChannel
-    options: ReplyOptions
+    builder: ReplyBuilder | None  # None: nothing but a failure will come
     pending: RequestOutput | None = None
+    num_merged: int = 0
+
+    @property
+    def streams(self) -> bool:
+        return self.builder is not None and self.builder.options.stream
 
     def put(self, output: RequestOutput) -> None:
-        self.pending = output if self.pending is None else self.pending.merge(output)
+        if self.pending is None:
+            self.pending = output
+            return
+        self.num_merged += self.streams and bool(self.pending.text)
+        self.pending = self.pending.merge(output)
 
     def take_ready(self) -> RequestOutput | None:
         """What can be sent now: the end, or new text of a stream."""
         pending = self.pending
-        if pending is None or not (pending.finished or (self.options.stream and pending.text)):
+        if pending is None or not (pending.finished or (self.streams and pending.text)):
             return None
         self.pending = None
         return pending
@@ -86,14 +85,14 @@ class ResponseStream:
     def start(self) -> None:
         self._thread.start()
 
-    def register(self, request_id: int, channel: ReplyChannel, options: ReplyOptions) -> None:
+    def register(self, request_id: int, channel: ReplyChannel, builder: ReplyBuilder | None) -> None:
         """Make a mailbox; its channel is let go with the final response."""
-        self._mailboxes[request_id] = _Mailbox(channel, options)
+        self._mailboxes[request_id] = _Mailbox(channel, builder)
 
     def refuse(self, channel: ReplyChannel, failure: RequestFailure) -> None:
         """End a request that never reached the engine; by the sender, as all others, and not from within `execute`."""
         request_id = next(self._refused_ids)
-        self.register(request_id, channel, _NOTHING_ASKED)
+        self.register(request_id, channel, None)
         self.emit((RequestOutput(request_id, failure=failure),))
 
     def emit(self, outputs: tuple[RequestOutput, ...]) -> None:
@@ -137,12 +136,21 @@ class ResponseStream:
             del self._mailboxes[request_id]
         try:
             if output.failure is not None:
-                mailbox.channel.fail(output.failure)
-            else:
-                mailbox.channel.send(make_reply(output, mailbox.options), final=output.finished)
+                self._fail(mailbox, output, output.failure)
+            elif mailbox.builder is not None:
+                reply = mailbox.builder.build(output, num_merged=mailbox.num_merged)
+                mailbox.channel.send(reply, final=output.finished)
         except Exception:
             _LOG.warning("request %d: its response could not be sent", request_id, exc_info=True)
             self._cancel(request_id)
+
+    @staticmethod
+    def _fail(mailbox: _Mailbox, output: RequestOutput, failure: RequestFailure) -> None:
+        """A stream that broke off, but not by its client's will, first gets what was held for it."""
+        if mailbox.streams and mailbox.builder and output.text and failure.code is not ErrorCode.CANCELLED:
+            held = mailbox.builder.build(output, num_merged=mailbox.num_merged, reason=FinishReason.ERROR.value)
+            mailbox.channel.send(held, final=False)
+        mailbox.channel.fail(failure)
 
     def _poll(self) -> None:
         """Cancel what clients have left, at a rate that costs a bounded share of this thread."""
@@ -154,14 +162,3 @@ class ResponseStream:
             if mailbox.channel.cancelled():
                 self._cancel(request_id)
         self._next_poll = now + max(_POLL_INTERVAL_S, len(mailboxes) * _POLL_COST_S / _POLL_SHARE)
-
-
-def make_reply(output: RequestOutput, options: ReplyOptions) -> Reply:
-    """The response that shows `output` as the request wants it."""
-    reason = output.finish_reason.value if output.finish_reason else "None"  # "None" as in the vLLM backend
-    return Reply(
-        options.prefix + output.text,
-        reason if options.return_finish_reason else None,
-        options.num_input_tokens if options.return_num_input_tokens else None,
-        len(output.token_ids) if options.return_num_output_tokens else None,
-    )
