@@ -102,7 +102,7 @@ def _typed(fields: Mapping[str, Any]) -> Guide | None:
     if kind is GuideKind.JSON_OBJECT:
         return Guide(kind)
     if _SOURCE not in fields:
-        raise InvalidRequestError.of_field(_SOURCE, None, f"the source of a guide of type {fields[_TYPE]}")
+        raise InvalidRequestError.of_field(_SOURCE, None, f"the source of a guide, for {_TYPE} {fields[_TYPE]}")
     source = fields[_SOURCE]
     return _schema(_SOURCE, source) if kind is GuideKind.JSON_SCHEMA else _text(kind)(_SOURCE, source)
 

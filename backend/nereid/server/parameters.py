@@ -48,18 +48,15 @@ def sampling_of(fields: Mapping[str, Any], limits: Limits) -> SamplingParams:
     values["show_control_tokens"] = not fields.get("skip_special_tokens", True)
     values["guide"] = read_guide(fields)
     if "end_id" in fields:
-        values.update(_ended_by(fields["end_id"], values))
+        ends = () if fields["end_id"] == -1 else (fields["end_id"],)  # the client's own, in place of the model's
+        check_ids("end_id", ends, limits)
+        values["ignore_eos"] = True
+        values["stop_token_ids"] = tuple(dict.fromkeys((*values.get("stop_token_ids", ()), *ends)))
     if fields.get("return_cumulative_logprob") or fields.get("return_log_probs"):
         values.setdefault("logprobs", 0)  # of the chosen token, which these are made of
     sampling = SamplingParams(**values)
     _check(sampling, limits)
     return sampling
-
-
-def _ended_by(end_id: int, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The client's own end in place of the model's; -1 is none."""
-    ends = () if end_id == -1 else (end_id,)
-    return {"ignore_eos": True, "stop_token_ids": tuple(dict.fromkeys((*values.get("stop_token_ids", ()), *ends)))}
 
 
 def _check(params: SamplingParams, limits: Limits) -> None:

@@ -22,6 +22,8 @@ _ONLY_WITH_MESSAGES = ("tools", "chat_template_kwargs", "add_generation_prompt",
 # A JSON text spells a character in up to twelve; what surrounds the contents is little beside that.
 _JSON_CHARS = 12
 _ROOM = 1 << 16
+# How much longer than the context a text may be that is cut to its end.
+_CUT_FACTOR = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +70,18 @@ class PromptReader:
     def _checked_text(self, kind: str, fields: Mapping[str, Any], keep: int | None) -> Prompt:
         value = fields if kind == "messages" else fields[kind]
         size = len(source) if isinstance(source := fields[kind], str) else 1  # a list has been parsed already
-        most = self._max_chars if kind == "text_input" else self._max_chars * _JSON_CHARS + _ROOM
+        most = self._most_chars(keep)
+        most = most if kind == "text_input" else most * _JSON_CHARS + _ROOM
         if size > most:
-            raise InvalidRequestError(
-                f"{kind}: got {size} characters; allowed: at most max_model_len - 1 = "
-                f"{self._max_model_len - 1} tokens, which no text of over {most} characters is"
-            )
+            limit = f"at most {most} characters; max_model_len is {self._max_model_len} tokens"
+            raise InvalidRequestError(f"{kind}: got {size} characters; allowed: {limit}")
         if kind == "messages" and self._chat is None:
             raise InvalidRequestError("messages: got some; allowed: none, since this model has no chat template")
         return Prompt(kind, value, size, keep)
+
+    def _most_chars(self, keep: int | None) -> int:
+        """No text of more characters fits the context (or, where it is cut to its end, is worth encoding)."""
+        return self._max_chars * (1 if keep is None else _CUT_FACTOR)
 
     def _checked_ids(self, fields: Mapping[str, Any], keep: int | None) -> tuple[int, ...]:
         ids = fields["input_ids"]
@@ -114,7 +119,7 @@ class PromptReader:
         if prompt.field == "text_input":
             return prompt.value, self._tokenizer.encode(prompt.value)
         assert self._chat is not None  # checked
-        return self._chat.encode(read_conversation(prompt.value), self._max_chars)
+        return self._chat.encode(read_conversation(prompt.value), self._most_chars(prompt.keep))
 
     def _check_length(self, field: str, length: int) -> None:
         if length < 1:

@@ -1,7 +1,7 @@
 """Where a request's fields come from: input tensors, the JSON of `sampling_parameters`, request parameters.
 
-Pure functions. Each field is taken from the first of these that gives it, whatever the others say of it; null is "not given". What
-results has one name a field, and values that the field's reader has checked.
+Pure functions. Each field is taken from the first of these that gives it, whatever the others say of it; null is "not
+given". What results has one name a field, and values that the field's reader has checked.
 """
 
 from __future__ import annotations
