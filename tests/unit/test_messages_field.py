@@ -44,7 +44,7 @@ def test_going_on_with_a_message_asks_for_no_generation_prompt() -> None:
         ([], {}, r"messages: got \[\]; allowed: at least one message"),
         ("{}", {}, "messages: got .* JSON list"),
         ("[", {}, "messages: got .* JSON list"),
-        ("[" * 100_000, {}, "messages: .* too deeply nested"),
+        ("[" * 100_000, {}, "messages: .*too deeply nested"),
         (["hi"], {}, r"messages\[0\]: got 'hi'; allowed: an object"),
         ([{"content": "x"}], {}, r"messages\[0\].role: got None; allowed: system, developer"),
         ([USER, {"role": "root", "content": "x"}], {}, r"messages\[1\].role: got 'root'"),

@@ -102,10 +102,12 @@ def test_every_output_has_its_switch_and_every_switch_an_output() -> None:
 def test_numbers_are_tensors_only_where_there_is_a_leading_dimension() -> None:
     """The server takes no text for a number that is a tensor."""
     plain, batched = ({spec.name for spec in declared(INPUTS, batched=b)} for b in (False, True))
-    assert {"max_tokens", "temperature", "seed", "beam_width", "streaming", "runtime_top_k"} <= batched - plain
+    assert {"max_tokens", "temperature", "ignore_eos", "seed", "beam_width", "streaming"} <= batched - plain
     assert {"text_input", "messages", "stream", "stop", "stop_words", "bad_words", "stop_token_ids"} <= plain
-    vllm = {"text_input", "stream", "sampling_parameters", "exclude_input_in_output", "return_finish_reason",
-            "return_cumulative_logprob", "return_logprobs", "return_num_input_tokens", "return_num_output_tokens"}  # fmt: skip
+    vllm = {"text_input", "stream", "sampling_parameters", "exclude_input_in_output"} | {
+        f"return_{name}"
+        for name in ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens")
+    }
     assert vllm <= plain
     assert len({spec.name for spec in INPUTS}) == len(INPUTS)
 

@@ -139,7 +139,9 @@ def test_a_field_is_the_same_from_all_three_sources_under_all_its_names(
 ) -> None:
     value, path, expected = SHOWN[field.name]
     tensor = json.dumps(value) if isinstance(value, dict) or (isinstance(value, list) and field.dims == (1,)) else value
-    parameter = json.dumps(value) if isinstance(value, (dict, list)) and field.name not in ("stop", "bad_words") else value
+    parameter = (
+        json.dumps(value) if isinstance(value, (dict, list)) and field.name not in ("stop", "bad_words") else value
+    )
     if field.data_type == "TYPE_STRING" and isinstance(tensor, list):
         tensor = np.array([text.encode() for text in tensor], dtype=object)
     for request in (

@@ -1,10 +1,10 @@
 """The table of fields: everything that a request can say, under the one name that it has. Plain data.
 
 A field is read by one function wherever it comes from; README's tables say of each what is said here. Which of them a
-deployment declares as input tensors: texts, lists and truth values always; single numbers, and the names that only
-TensorRT-LLM's clients send, where `max_batch_size` is 1 or more, as these clients expect. (The server converts a key of
-a /generate body by the type that is declared, and takes no text for a number; what is not declared reaches the model as
-it was written.)
+deployment declares as input tensors: texts, lists and switches always; what else is one number or truth value, and the
+names that only TensorRT-LLM's clients send, where `max_batch_size` is 1 or more, as these clients expect. (The server
+converts a key of a /generate body by the type that is declared, and takes no text for a number; what is not declared
+reaches the model as it was written.)
 """
 
 from __future__ import annotations
@@ -65,13 +65,11 @@ class Field:
     aliases: tuple[str, ...] = ()
 
     @property
-    def is_number(self) -> bool:
-        return self.dims == (1,) and self.data_type not in ("TYPE_STRING", "TYPE_BOOL")
-
-    @property
     def always_declared(self) -> bool:
         """Whether every deployment has its tensor."""
-        return not self.is_number and self.group is not Group.TENSORRT_LLM
+        plain = self.dims == _MANY or self.data_type == _STRING
+        switch = self.data_type == _BOOL and self.group in (Group.PROMPT, Group.REPLY)
+        return self.group is not Group.TENSORRT_LLM and (plain or switch)
 
 
 _STRING, _BOOL, _INT32, _FP32, _UINT64 = "TYPE_STRING", "TYPE_BOOL", "TYPE_INT32", "TYPE_FP32", "TYPE_UINT64"

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from nereid.errors import InvalidRequestError, NereidError, shorten
+from nereid.errors import ErrorCode, InvalidRequestError, NereidError, shorten
 from nereid.request import RequestFailure
 from nereid.server.reply import Reply
 from nereid.server.sources import RawRequest
@@ -45,6 +45,8 @@ def to_failure(error: BaseException) -> RequestFailure:
     """An error as data; one that nobody foresaw shows its type alone to the client, and its trace to the log."""
     if isinstance(error, NereidError):
         return RequestFailure(error.code, str(error))
+    if isinstance(error, RecursionError):  # all else that recurses has a fixed depth
+        return RequestFailure(ErrorCode.INVALID_ARGUMENT, "got JSON that is nested too deeply")
     logging.getLogger(__name__).error("unforeseen error", exc_info=error)
     return RequestFailure(NereidError.code, f"internal error ({type(error).__name__}); see the server's log")
 

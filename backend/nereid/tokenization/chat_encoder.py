@@ -57,7 +57,7 @@ class ChatEncoder:
             return rendered, self._tokenizer.encode(rendered, field="messages", complete=True)
         try:
             return rendered.replace(mark, ""), self._literal.encode_marked(rendered, mark)
-        except UnicodeEncodeError as error:
+        except (UnicodeEncodeError, TypeError) as error:  # the library's, of a batch
             allowed = "Unicode text without lone surrogates"
             raise InvalidRequestError.of_field("messages", rendered, allowed) from error
 

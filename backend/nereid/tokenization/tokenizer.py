@@ -61,7 +61,7 @@ class Tokenizer:
             # A batch of one, since a single `encode` keeps all other threads of Python waiting (the GIL).
             (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=not complete)
             return tuple(encoding.ids)
-        except UnicodeEncodeError as error:
+        except (UnicodeEncodeError, TypeError) as error:  # the latter of a batch
             raise InvalidRequestError.of_field(field, text, "Unicode text without lone surrogates") from error
 
     def decode(self, token_ids: Sequence[int], *, control_tokens: bool = False) -> str:
