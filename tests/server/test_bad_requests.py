@@ -14,6 +14,7 @@ from tests.server.grpc_client import GrpcStream
 from tests.server.http_client import body_of, generate, generate_stream, http_call, joined
 from tests.server.server_state import is_ready
 
+NESTED = "[" * 900 + "]" * 900
 UNPRINTABLE_MARKS = ("Traceback", "/work/", "/root/", "/tmp/", ".py", "site-packages", "0x7f")
 STOPS = [f"stop {i}" for i in range(65)]
 
@@ -55,7 +56,6 @@ PARAMETERS = [
     Bad("ignore_eos", {"ignore_eos": 1.0}),
     Bad("timeout_ms", {"timeout_ms": 0}),
     Bad("n", {"n": 2}),
-    Bad("priority", {"priority": 2**31}),
     Bad("logit_bias", {"logit_bias": "5"}),
     Bad("lora_name", {"lora_name": "mine"}),
     Bad("guided_json", {"guided_json": "{"}),
@@ -63,6 +63,7 @@ PARAMETERS = [
     Bad("Temperature", {"Temperature": 1}),
 ]
 ONLY_IN_JSON = [
+    Bad("priority", {"priority": 2**31}),
     Bad("max_tokens", {"max_tokens": [1]}),
     Bad("max_tokens", {"max_tokens": {"value": 1}}),
     Bad("stop", {"stop": 5}),
@@ -92,7 +93,7 @@ TENSORS = [
     Bad("messages[0].role", prompt=None, inputs={"messages": '[{"role": "root", "content": "x"}]'}),
     Bad("messages[0].content", prompt=None, inputs={"messages": '[{"role": "user", "content": 5}]'}),
     Bad("messages", prompt=None, inputs={"messages": '[{"role": "user", "content": "\\ud800"}]'}),
-    Bad("nested", prompt=None, inputs={"messages": '[{"role": "user", "content": "x", "a": ' + "[" * 900 + "]" * 900 + "}]"}),
+    Bad("nested", prompt=None, inputs={"messages": '[{"role": "user", "content": "x", "a": ' + NESTED + "}]"}),
     Bad("messages", prompt=None, inputs={"messages": "[" * 100_000}),
     Bad("text_input", prompt=""),
     Bad("text_input", prompt="many words " * 20_000),

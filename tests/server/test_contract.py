@@ -54,12 +54,18 @@ SEEDED = {"max_tokens": 8, "temperature": 0.5, "top_p": 0.95, "seed": 3, "ignore
 AS_TEXTS = json.dumps({name: str(value) for name, value in SEEDED.items()})
 GREEDY = {"max_tokens": 16, "temperature": 0}
 BY_GENERATE = [
-    Row("vllm README", VLLM, GREEDY, {"text_input": PROMPT, "parameters": {"stream": False, "temperature": 0}}, echo=True),
+    Row(
+        "vllm README", VLLM, GREEDY,
+        {"text_input": PROMPT, "parameters": {"stream": False, "temperature": 0}}, echo=True,
+    ),
     Row(
         "vllm README without echo", VLLM, GREEDY,
         {"text_input": PROMPT, "parameters": {"stream": False, "temperature": 0, "exclude_input_in_output": True}},
     ),
-    Row("vllm README", VLLM, GREEDY, {"text_input": PROMPT, "parameters": {"stream": True, "temperature": 0}}, stream=True),
+    Row(
+        "vllm README", VLLM, GREEDY,
+        {"text_input": PROMPT, "parameters": {"stream": True, "temperature": 0}}, stream=True,
+    ),
     Row("vllm sampling_parameters", VLLM, SEEDED, {"text_input": PROMPT, "sampling_parameters": AS_TEXTS}, echo=True),
     Row(
         "genai-perf generate", VLLM, {**GREEDY, "max_tokens": 8},
@@ -168,7 +174,8 @@ BY_GRPC = [
         parameters={"max_tokens": 8, "temperature": "0"}, stream=True,
     ),
     Row(
-        "genai-perf tensorrtllm", TENSORRT_LLM, {"max_tokens": 8, "temperature": 0, "min_tokens": 8, "ignore_eos": True},
+        "genai-perf tensorrtllm", TENSORRT_LLM,
+        {"max_tokens": 8, "temperature": 0, "min_tokens": 8, "ignore_eos": True},
         tensors={
             "text_input": one(PROMPT, object), "max_tokens": one(8, np.int32), "min_tokens": one(8, np.int32),
             "ignore_eos": one(True, bool), "stream": one(True, bool), "temperature": one(0, np.float32),
@@ -217,13 +224,12 @@ def test_shapes_are_those_that_tensorrt_llms_clients_take(server: TritonServer, 
     """The text's first element is the text; all else has a leading dimension, and ids one more, for beams."""
     (result,) = ask(server, tiny_tensorrt_llm, end_to_end_tensors(stream=False), {}).results
     assert result.as_numpy("text_output").shape == (1,)
-    for name in ("kv_cache_alloc_new_blocks", "kv_cache_reused_blocks", "kv_cache_alloc_total_blocks", "arrival_time_ns",
-                 "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns", "acceptance_rate",
-                 "total_accepted_draft_tokens", "total_draft_tokens"):  # fmt: skip
+    times = [f"{name}_time_ns" for name in ("arrival", "first_scheduled", "first_token", "last_token")]
+    blocks = [f"kv_cache_{name}_blocks" for name in ("alloc_new", "alloc_total", "reused")]
+    for name in (*times, *blocks, "acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens"):
         assert result.as_numpy(name).shape == (1, 1), name
-    times = [int(result.as_numpy(f"{name}_time_ns")[0][0]) for name in
-             ("arrival", "first_scheduled", "first_token", "last_token")]  # fmt: skip
-    assert times == sorted(times) and result.as_numpy("kv_cache_alloc_new_blocks")[0][0] == 1
+    known = [int(result.as_numpy(name)[0][0]) for name in times]
+    assert known == sorted(known) and result.as_numpy("kv_cache_alloc_new_blocks")[0][0] == 1
 
 
 def test_a_client_of_token_ids_gets_token_ids(server: TritonServer, tiny_tensorrt_llm: str) -> None:
@@ -232,8 +238,8 @@ def test_a_client_of_token_ids_gets_token_ids(server: TritonServer, tiny_tensorr
     assert not answer.errors
     got = [token_id for result in answer.results for token_id in result.as_numpy("output_ids")[0][0]]
     assert sum(int(result.as_numpy("sequence_length")[0][0]) for result in answer.results) == len(got) == 8
-    body = {"input_ids": ids, "stream": False, "return_output_ids": True, "max_tokens": 8, "temperature": 0.5, "seed": 3,
-            "ignore_eos": True}  # fmt: skip
+    sampling = {"max_tokens": 8, "temperature": 0.5, "seed": 3, "ignore_eos": True}
+    body = {"input_ids": ids, "stream": False, "return_output_ids": True, **sampling}
     plain = http_call(server, "POST", f"/v2/models/{VLLM}/generate", json.dumps(body).encode())
     assert plain.json["output_ids"] == got
 
