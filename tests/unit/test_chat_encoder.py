@@ -117,11 +117,11 @@ ALL_FAMILIES = ["smollm2", *FAMILIES]
 @pytest.mark.parametrize("name", ALL_FAMILIES)
 @pytest.mark.parametrize("options", [{}, {"add_generation_prompt": False}, {"continue_final_message": True}], ids=str)
 def test_text_and_ids_are_those_of_transformers(
-    directories: dict[str, Path], name: str, options: dict[str, bool]
+    directories: dict[str, Path], name: str, options: dict[str, Any]
 ) -> None:
     reference = reference_of(directories[name])
     encoder, _ = encoder_of(directories[name])
-    asked = {"add_generation_prompt": not options.get("continue_final_message", False), **options}
+    asked: dict[str, Any] = {"add_generation_prompt": not options.get("continue_final_message", False), **options}
     for messages in ([USER], TURNS, TURNS[:2]):
         text, ids = encoder.encode(Conversation(messages, **asked), 10_000)
         assert text == reference.apply_chat_template(messages, tokenize=False, **asked)
@@ -132,7 +132,7 @@ def test_tools_and_calls_are_rendered_as_transformers_does(directories: dict[str
     """Not escaped for HTML, characters beyond ASCII as they are."""
     reference = reference_of(directories["llama-3"])
     encoder, _ = encoder_of(directories["llama-3"])
-    messages = [USER, {"role": "assistant", "content": None, "tool_calls": CALL}]
+    messages: list[dict[str, Any]] = [USER, {"role": "assistant", "content": None, "tool_calls": CALL}]
     text, _ = encoder.encode(Conversation(messages, tools=TOOLS), 10_000)
     assert text == reference.apply_chat_template(messages, tools=TOOLS, tokenize=False, add_generation_prompt=True)
     assert "é<b>" in text and "1 & 2" in text

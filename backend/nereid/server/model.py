@@ -105,3 +105,4 @@ class TritonPythonModel:
 def _log_to_stderr(model_name: str) -> None:
     # The server passes its stub's stderr on; basicConfig does nothing where logging is set up already.
     logging.basicConfig(format=f"%(asctime)s {model_name} %(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    logging.getLogger("nereid").setLevel(os.environ.get("NEREID_LOG_LEVEL", "INFO"))

@@ -16,6 +16,7 @@ from nereid.errors import InvalidRequestError, shorten
 Reader = Callable[[str, object], Any]
 
 MAX_ITEMS = 1024  # of a list
+_MAX_JSON_CHARS = 1 << 23  # parsing takes the server's thread a tenth of a second, about
 _MAX_TEXTS = 64
 _MAX_TEXT_CHARS = 1024
 _BOOLEANS = {True: True, False: False, "true": True, "false": False, "True": True, "False": False}
@@ -147,6 +148,8 @@ def json_object(name: str, value: object) -> dict[str, Any]:
 
 def parse_json(name: str, source: str, allowed: str) -> Any:
     """What `source` spells. Raises InvalidRequestError where it is no JSON: NaN and Infinity are none."""
+    if len(source) > _MAX_JSON_CHARS:
+        raise InvalidRequestError(f"{name}: got {len(source)} characters; allowed: at most {_MAX_JSON_CHARS} of JSON")
     try:
         return json.loads(source, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
