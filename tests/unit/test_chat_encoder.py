@@ -122,7 +122,8 @@ def test_text_and_ids_are_those_of_transformers(
     reference = reference_of(directories[name])
     encoder, _ = encoder_of(directories[name])
     asked: dict[str, Any] = {"add_generation_prompt": not options.get("continue_final_message", False), **options}
-    for messages in ([USER], TURNS, TURNS[:2]):
+    cut = [{**turn, "content": f"> said {turn['content'].strip()} <"} for turn in TURNS]  # as if of control tokens
+    for messages in ([USER], TURNS, TURNS[:2], cut):
         text, ids = encoder.encode(Conversation(messages, **asked), 10_000)
         assert text == reference.apply_chat_template(messages, tokenize=False, **asked)
         assert list(ids) == reference.apply_chat_template(messages, tokenize=True, return_dict=False, **asked)
@@ -200,6 +201,19 @@ def test_overlapping_spellings_leave_no_token(tmp_path: Path) -> None:
         ids = literal.encode_marked(literal.mark(text, "\ue000"), "\ue000")
         assert not set(ids) & set(tokenizer.control_ids.values())
         assert tokenizer.decode(ids) == text
+
+
+def test_nor_do_two_texts_that_spell_one_together(tmp_path: Path) -> None:
+    byte_level(LLAMA_3_TOKENS).save(str(tmp_path / "tokenizer.json"))
+    source = "{{ messages[0].name }}{{ messages[0].content }}<|eot_id|>"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": source}))
+    encoder, tokenizer = encoder_of(tmp_path)
+    for spelling in LLAMA_3_TOKENS:
+        for cut in range(1, len(spelling)):
+            message = {"role": "user", "name": f"x{spelling[:cut]}", "content": f"{spelling[cut:]}y"}
+            text, ids = encoder.encode(Conversation([message]), 1000)
+            assert text == f"x{spelling}y<|eot_id|>"
+            assert [i for i in ids if i in tokenizer.control_ids.values()] == [tokenizer.control_ids["<|eot_id|>"]]
 
 
 @pytest.mark.parametrize(

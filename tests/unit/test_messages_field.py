@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nereid.errors import InvalidRequestError
-from nereid.server.messages import read_conversation
+from nereid.server.messages import read_conversation, size_of
 
 USER = {"role": "user", "content": "hi"}
 
@@ -64,3 +64,8 @@ def test_going_on_with_a_message_asks_for_no_generation_prompt() -> None:
 def test_what_is_no_conversation_is_refused_by_its_place(messages: Any, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
         read(messages, **fields)
+
+
+def test_the_size_is_that_of_all_texts() -> None:
+    assert size_of("x" * 9) == 9
+    assert size_of([USER, {"role": "user", "content": [{"type": "text", "text": "abc"}]}]) == 6 + 4 + 4 + 3

@@ -42,6 +42,18 @@ def read_conversation(fields: Mapping[str, Any]) -> Conversation:
     return Conversation(read, fields.get("tools"), variables, add_prompt, goes_on)
 
 
+def size_of(messages: object) -> int:
+    """How many characters there are in them, as JSON text or as a list, about."""
+    size, left = 0, [messages]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            size += len(value)
+        elif isinstance(value, (list, dict)):
+            left.extend(value.values() if isinstance(value, dict) else value)
+    return size
+
+
 def _message(place: str, message: object) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise InvalidRequestError.of_field(place, message, "an object with role and content")

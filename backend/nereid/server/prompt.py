@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nereid.errors import InvalidRequestError
-from nereid.server.messages import read_conversation
+from nereid.server.messages import read_conversation, size_of
 from nereid.server.parameters import Limits, check_ids
 from nereid.server.readers import parse_json
 from nereid.tokenization.chat_encoder import ChatEncoder
@@ -69,7 +69,7 @@ class PromptReader:
 
     def _checked_text(self, kind: str, fields: Mapping[str, Any], keep: int | None) -> Prompt:
         value = fields if kind == "messages" else fields[kind]
-        size = len(source) if isinstance(source := fields[kind], str) else 1  # a list has been parsed already
+        size = size_of(fields[kind])
         most = self._most_chars(keep)
         most = most if kind == "text_input" else most * _JSON_CHARS + _ROOM
         if size > most:

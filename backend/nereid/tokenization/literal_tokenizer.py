@@ -33,6 +33,8 @@ class LiteralTokenizer:
         control = {spelling: token_id for spelling, token_id in tokenizer.control_ids.items() if len(spelling) > 1}
         secret = "".join(chr(_PRIVATE_PLANE + secrets.randbelow(0xFFFE)) for _ in range(_SECRET_CHARS))
         self._hidden = {spelling: secret + chr(_PRIVATE_PLANE + i) for i, spelling in enumerate(control)}
+        self._heads = tuple({s[:i] for s in control for i in range(1, len(s)) if not s[0].isalnum()})
+        self._tails = tuple({s[i:] for s in control for i in range(1, len(s)) if not s[-1].isalnum()})
         longest_first = sorted(map(re.escape, control), key=len, reverse=True)
         self._spellings = re.compile("|".join(longest_first) or r"(?!)")
         try:
@@ -48,7 +50,12 @@ class LiteralTokenizer:
         return [tuple(e.ids) for e in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
 
     def mark(self, text: str, mark: str) -> str:
-        """`text` with `mark`, a character that it does not hold, inside every spelling of a control token."""
+        """`text` with `mark`, a character that it does not hold, inside every spelling of a control token; and at its
+        ends, where what stands beside it in a prompt might complete one."""
+        if text.endswith(self._heads):
+            text += mark
+        if text.startswith(self._tails):
+            text = mark + text
         while (marked := self._spellings.sub(lambda m: m[0][0] + mark + m[0][1:], text)) != text:
             text = marked
         return text
