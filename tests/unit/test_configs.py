@@ -42,6 +42,8 @@ def test_a_configuration_is_its_defaults_and_what_is_given(tmp_path: Path) -> No
         ('{"model": "x", "block_size": 16.0}', "block_size: got 16.0"),
         ('{"model": "x", "max_num_seqs": true}', "max_num_seqs: got True"),
         ('{"model": "x", "max_num_seqs": null}', "max_num_seqs: got None"),
+        ('{"model": "x", "unknown_parameters": "drop"}', "unknown_parameters: got 'drop'; allowed: refuse, warn"),
+        ('{"model": "x", "max_logprobs": -1}', "max_logprobs: got -1"),
         ('{"model": "x", "drain_timeout_s": NaN}', "drain_timeout_s: got nan"),
     ],
 )

@@ -270,6 +270,15 @@ def test_a_deployment_may_only_warn_of_unknown_names(texts: Texts, caplog: pytes
     assert "unknown parameter 'temprature'" in caplog.text
 
 
+def test_what_a_request_was_understood_to_ask_for_is_logged(
+    parser: RequestParser, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Case 107."""
+    with caplog.at_level(logging.DEBUG):
+        with_json(parser, top_k=7)
+    assert "top_k=7" in caplog.text and "temperature=1.0" in caplog.text
+
+
 # Prompt and echo
 
 

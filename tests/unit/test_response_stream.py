@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from nereid.errors import ErrorCode
-from nereid.request import FinishReason, RequestFailure, RequestOutput, RequestStats
+from nereid.request import FinishReason, RequestFailure, RequestOutput, RequestStats, TokenLogprobs
 from nereid.server.reply import Reply, ReplyBuilder, ReplyOptions
 from nereid.server.response_stream import ResponseStream
 
@@ -201,3 +201,22 @@ def test_a_stream_that_breaks_off_first_gets_what_was_held(
         (text, ["error"], False) for text in shown
     ]
     assert channel.failures == [RequestFailure(code, "why")]
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_response_that_cannot_be_made_ends_its_request_alone_with_an_error(finished: bool) -> None:
+    def raise_always(token_id: int) -> str:
+        raise KeyError(token_id)
+
+    cancelled: list[int] = []
+    responses, channel, good = make(cancelled), Channel(), Channel()
+    asked = ReplyOptions(True, "", 3, frozenset({"logprobs"}), logprobs=True)
+    responses.register(1, channel, ReplyBuilder(asked, raise_always, block_size=4))
+    responses.register(2, good, options())
+    reason = FinishReason.STOP if finished else None
+    responses.emit((RequestOutput(1, "a", (7,), (TokenLogprobs(7, -1.0, 1),), finish_reason=reason),))
+    responses.emit((RequestOutput(2, "a", (7,), finish_reason=FinishReason.STOP),))
+    wait_for(lambda: channel.ended and good.ended)
+    responses.close(5)
+    assert [failure.code for failure in channel.failures] == [ErrorCode.INTERNAL] and cancelled == [1]
+    assert not channel.replies and len(good.replies) == 1

@@ -132,25 +132,19 @@ class ResponseStream:
                 self._send(request_id, mailbox, output)
 
     def _send(self, request_id: int, mailbox: _Mailbox, output: RequestOutput) -> None:
-        if output.finished:
+        reply, failure = _made(mailbox, output)
+        if output.finished or failure is not None:
             del self._mailboxes[request_id]
+        if failure is not output.failure:
+            self._cancel(request_id)
         try:
-            if output.failure is not None:
-                self._fail(mailbox, output, output.failure)
-            elif mailbox.builder is not None:
-                reply = mailbox.builder.build(output, num_merged=mailbox.num_merged)
-                mailbox.channel.send(reply, final=output.finished)
+            if reply is not None:
+                mailbox.channel.send(reply, final=output.finished and failure is None)
+            if failure is not None:
+                mailbox.channel.fail(failure)
         except Exception:
             _LOG.warning("request %d: its response could not be sent", request_id, exc_info=True)
             self._cancel(request_id)
-
-    @staticmethod
-    def _fail(mailbox: _Mailbox, output: RequestOutput, failure: RequestFailure) -> None:
-        """A stream that broke off, but not by its client's will, first gets what was held for it."""
-        if mailbox.streams and mailbox.builder and output.text and failure.code is not ErrorCode.CANCELLED:
-            held = mailbox.builder.build(output, num_merged=mailbox.num_merged, reason=FinishReason.ERROR.value)
-            mailbox.channel.send(held, final=False)
-        mailbox.channel.fail(failure)
 
     def _poll(self) -> None:
         """Cancel what clients have left, at a rate that costs a bounded share of this thread."""
@@ -162,3 +156,18 @@ class ResponseStream:
             if mailbox.channel.cancelled():
                 self._cancel(request_id)
         self._next_poll = now + max(_POLL_INTERVAL_S, len(mailboxes) * _POLL_COST_S / _POLL_SHARE)
+
+
+def _made(mailbox: _Mailbox, output: RequestOutput) -> tuple[Reply | None, RequestFailure | None]:
+    """A reply, or a failure; or both: a stream that broke off, not by its client's will, first gets what was held."""
+    failure, builder = output.failure, mailbox.builder
+    broke_off = mailbox.streams and output.text and failure is not None and failure.code is not ErrorCode.CANCELLED
+    if builder is None or (failure is not None and not broke_off):
+        return None, failure
+    reason = None if failure is None else FinishReason.ERROR.value
+    try:
+        return builder.build(output, num_merged=mailbox.num_merged, reason=reason), failure
+    except Exception as error:
+        _LOG.exception("request %d: its response could not be made", output.request_id)
+        kind = type(error).__name__
+        return None, failure or RequestFailure(ErrorCode.INTERNAL, f"internal error ({kind}); see the server's log")
