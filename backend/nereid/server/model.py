@@ -63,11 +63,7 @@ class TritonPythonModel:
         folder = Path(args["model_repository"]) / version
         triton_config = json.loads(args["model_config"])
         config = EngineConfig.load(folder / SETTINGS_FILE)
-        deployment = Deployment(
-            decoupled=bool(triton_config.get("model_transaction_policy", {}).get("decoupled", False)),
-            batched=bool(triton_config.get("max_batch_size")),
-            warns_of_unknown=config.unknown_parameters == "warn",
-        )
+        deployment = Deployment.of(triton_config, config)
         self._ranks: dict[str, int] = output_ranks(triton_config)
         try:
             self._service: Service = Service(config, folder, deployment, to_failure)

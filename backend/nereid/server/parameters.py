@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nereid.config import EngineConfig
 from nereid.errors import InvalidRequestError
 from nereid.request import SamplingParams
 from nereid.server.guides import read_guide
@@ -24,6 +25,10 @@ class Limits:
     default_max_tokens: int
     default_timeout_ms: int
     max_logprobs: int = 20
+
+    @classmethod
+    def of(cls, config: EngineConfig, vocab_size: int) -> Limits:
+        return cls(vocab_size, config.default_max_tokens, config.default_timeout_ms, config.max_logprobs)
 
 
 # Fields that are taken as they are, under the names that SamplingParams has for them.

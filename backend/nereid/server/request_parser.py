@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nereid.config import EngineConfig
 from nereid.errors import InvalidRequestError
 from nereid.request import Guide, Request, SamplingParams
 from nereid.server.parameters import Limits, sampling_of
@@ -38,6 +39,15 @@ class Deployment:
     decoupled: bool
     batched: bool = False
     warns_of_unknown: bool = False
+
+    @classmethod
+    def of(cls, triton_config: Mapping[str, Any], config: EngineConfig) -> Deployment:
+        """triton_config: Triton's configuration of the model, with all that was supplied to it."""
+        return cls(
+            decoupled=bool(triton_config.get("model_transaction_policy", {}).get("decoupled", False)),
+            batched=bool(triton_config.get("max_batch_size")),
+            warns_of_unknown=config.unknown_parameters == "warn",
+        )
 
 
 @dataclass(frozen=True, slots=True)

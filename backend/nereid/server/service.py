@@ -39,14 +39,14 @@ class Service:
         self._stream = ResponseStream(lambda request_id: self.engine.cancel(request_id))
         built = build_engine(config, base, self._stream.emit)
         self.engine = built.engine
+        try:
+            texts = Texts.of_model(built.tokenizer, built.directory)
+        except BaseException:
+            self.engine.shutdown(0.0)
+            raise
         self._parser = RequestParser(
-            Limits(
-                built.model_config.vocab_size,
-                config.default_max_tokens,
-                config.default_timeout_ms,
-                config.max_logprobs,
-            ),
-            Texts.of_model(built.tokenizer, built.directory),
+            Limits.of(config, built.model_config.vocab_size),
+            texts,
             deployment,
             max_model_len=self.engine.max_model_len,
             block_size=config.block_size,
