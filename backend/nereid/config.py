@@ -16,6 +16,7 @@ from nereid.errors import ConfigError, shorten, suggest
 SETTINGS_FILE = "model.json"  # in a model's version folder
 DTYPES = ("auto", "bfloat16", "float32")
 ATTENTION_BACKENDS = ("auto", "cpu", "triton_lang")
+UNKNOWN_PARAMETERS = ("refuse", "warn")
 _GIB = 1 << 30
 
 
@@ -54,6 +55,9 @@ class EngineConfig:
     max_queue_size: waiting requests; one more is refused.  queue_timeout_ms: longest wait for the first step.
     priority_ageing_ms: how much waiting one level of a request's priority is worth; 0: priorities mean nothing.
     default_timeout_ms: deadline of a request that names none.  default_max_tokens: likewise max_tokens.
+    max_logprobs: most that a request may ask for in logprobs and prompt_logprobs.
+    unknown_parameters: what becomes of a request with a parameter of an unknown name: `refuse` it, or `warn` in the log
+        and go on without it.
     step_timeout_s: a step that takes longer fails the engine.  drain_timeout_s: what running requests get to finish
         in when the model is unloaded or the server stops.
     tokenizer_threads: threads that encode long texts.
@@ -77,6 +81,8 @@ class EngineConfig:
     priority_ageing_ms: int = _number(1000, 0, 1 << 40)
     default_timeout_ms: int = _number(300_000, 1, 1 << 40)
     default_max_tokens: int = _number(16, 1, 1 << 31)
+    max_logprobs: int = _number(20, 0, 1024)
+    unknown_parameters: str = _choice("refuse", UNKNOWN_PARAMETERS)
     step_timeout_s: float = _number(120.0, 0.001, 1 << 20)
     drain_timeout_s: float = _number(20.0, 0.0, 1 << 20)
     tokenizer_threads: int = _number(1, 1, 64)

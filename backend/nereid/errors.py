@@ -139,7 +139,10 @@ def shorten(value: object, limit: int = _VALUE_CHARS) -> str:
     """`repr(value)` cut to about `limit` characters, safe to send (no lone surrogates, no megabytes)."""
     if isinstance(value, (str, bytes)):
         value = value[: limit + 1]
-    text = repr(value).encode("utf-8", "backslashreplace").decode("utf-8")
+    try:
+        text = repr(value).encode("utf-8", "backslashreplace").decode("utf-8")
+    except RecursionError:
+        text = f"a deeply nested {type(value).__name__}"
     return text if len(text) <= limit else text[:limit] + "..."
 
 

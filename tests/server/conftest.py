@@ -70,6 +70,8 @@ def write_repository(repository: Path, weights: Path) -> None:
     write_model(repository, "smollm2", {**deployed, "dtype": "float32"}, config=config)
     write_model(repository, "tiny", tiny_settings(weights))
     write_model(repository, "tiny_unary", tiny_settings(weights), config=UNARY_CONFIG)
+    config = (_PROJECT / "model_repository" / "smollm2_tensorrt_llm" / "config.pbtxt").read_text()
+    write_model(repository, "tiny_tensorrt_llm", tiny_settings(weights), config=config)
     # 24 tokens a request at most, while the pool holds 64 such requests.
     write_model(repository, "tiny_limit", tiny_settings(weights, max_model_len=24, block_size=8, num_blocks=193))
     # The pool holds 48 tokens; the model was made for 8192.
@@ -130,6 +132,7 @@ def _loaded_fixture(model: str) -> Any:
 
 
 tiny_unary = _loaded_fixture("tiny_unary")
+tiny_tensorrt_llm = _loaded_fixture("tiny_tensorrt_llm")
 tiny_limit = _loaded_fixture("tiny_limit")
 tiny_pool = _loaded_fixture("tiny_pool")
 tiny_queue = _loaded_fixture("tiny_queue")

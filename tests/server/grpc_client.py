@@ -20,9 +20,10 @@ import numpy as np
 import tritonclient.grpc as grpcclient
 
 from nereid.cli.server_process import HOST, TritonServer
+from nereid.server.tensors import INPUTS
 from tests.server.waiting import TIMEOUT_S
 
-_TYPES = {"text_input": "BYTES", "sampling_parameters": "BYTES", "input_ids": "INT32"}
+_TYPES = {spec.name: spec.data_type.removeprefix("TYPE_").replace("STRING", "BYTES") for spec in INPUTS}
 _ID_IN_ERROR = re.compile(r"\(request id '(?P<ours>[^']*)'\)|\[request id: (?P<servers>[^\]]*)\]")
 
 
@@ -58,6 +59,7 @@ class Streamed:
     num_tokens: int = 0
     errors: list[str] = field(default_factory=list)
     at: list[float] = field(default_factory=list)
+    results: list[Any] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -81,8 +83,9 @@ class Streamed:
         text = result.as_numpy("text_output")
         self.deltas.append("" if text is None else text[0].decode())
         reason, count = result.as_numpy("finish_reason"), result.as_numpy("num_output_tokens")
-        self.reasons.append("" if reason is None else reason[0].decode())
-        self.num_tokens += 0 if count is None else int(count[0])
+        self.reasons.append("" if reason is None else reason.reshape(-1)[0].decode())
+        self.num_tokens += 0 if count is None else int(count.reshape(-1)[0])
+        self.results.append(result)
 
 
 class GrpcStream:

@@ -14,6 +14,7 @@ from tests.server.grpc_client import GrpcStream
 from tests.server.http_client import body_of, generate, generate_stream, http_call, joined
 from tests.server.server_state import is_ready
 
+NESTED = "[" * 900 + "]" * 900
 UNPRINTABLE_MARKS = ("Traceback", "/work/", "/root/", "/tmp/", ".py", "site-packages", "0x7f")
 STOPS = [f"stop {i}" for i in range(65)]
 
@@ -51,20 +52,22 @@ PARAMETERS = [
     Bad("min_p", {"min_p": 2}),
     Bad("seed", {"seed": 1 << 64}),
     Bad("seed", {"seed": "x"}),
-    Bad("stop", {"stop": ""}),
-    Bad("stop", {"stop": 5}),
-    Bad("stop_token_ids", {"stop_token_ids": "none"}),
     Bad("ignore_eos", {"ignore_eos": "maybe"}),
     Bad("ignore_eos", {"ignore_eos": 1.0}),
     Bad("timeout_ms", {"timeout_ms": 0}),
     Bad("n", {"n": 2}),
+    Bad("logit_bias", {"logit_bias": "5"}),
+    Bad("lora_name", {"lora_name": "mine"}),
+    Bad("guided_json", {"guided_json": "{"}),
     Bad("max_token", {"max_token": 4}),
     Bad("Temperature", {"Temperature": 1}),
 ]
 ONLY_IN_JSON = [
+    Bad("priority", {"priority": 2**31}),
     Bad("max_tokens", {"max_tokens": [1]}),
     Bad("max_tokens", {"max_tokens": {"value": 1}}),
-    Bad("stop", {"stop": ["a", ""]}),
+    Bad("stop", {"stop": 5}),
+    Bad("stop_token_ids", {"stop_token_ids": "none"}),
     Bad("stop", {"stop": ["a", 1]}),
     Bad("stop", {"stop": STOPS}),
     Bad("stop", {"stop": {"a": "b"}}),
@@ -86,6 +89,12 @@ ONLY_IN_JSON = [
 TENSORS = [
     Bad("text_input", prompt=None),
     Bad("text_input", inputs={"input_ids": [1, 2]}),
+    Bad("messages", inputs={"messages": '[{"role": "user", "content": "x"}]'}),
+    Bad("messages[0].role", prompt=None, inputs={"messages": '[{"role": "root", "content": "x"}]'}),
+    Bad("messages[0].content", prompt=None, inputs={"messages": '[{"role": "user", "content": 5}]'}),
+    Bad("messages", prompt=None, inputs={"messages": '[{"role": "user", "content": "\\ud800"}]'}),
+    Bad("nested", prompt=None, inputs={"messages": '[{"role": "user", "content": "x", "a": ' + NESTED + "}]"}),
+    Bad("messages", prompt=None, inputs={"messages": "[" * 100_000}),
     Bad("text_input", prompt=""),
     Bad("text_input", prompt="many words " * 20_000),
     Bad("text_input", prompt="x" * 5_000_000),
@@ -142,7 +151,7 @@ class TestRefused:
             assert answer.status == 400, answer
             assert_names(answer.error, bad.field)
 
-    @pytest.mark.parametrize("body", [{"max_tokens": None}, {"stop": ["a"]}, {"max_tokens": {}}], ids=str)
+    @pytest.mark.parametrize("body", [{"max_tokens": None}, {"top_k": [5]}, {"max_tokens": {}}], ids=str)
     def test_as_request_parameters_that_only_the_server_sees(self, server: TritonServer, body: dict[str, Any]) -> None:
         answer = generate(server, "tiny", "a good prompt", **body)
         assert answer.status == 400, answer
@@ -181,7 +190,7 @@ class TestRefused:
         assert_names(answer.error, "no_such_input")
 
     def test_declared_input_of_a_wrong_json_type_is_refused_by_the_server(self, server: TritonServer) -> None:
-        bodies = [b'{"text_input": 5}', b'{"stream": "yes"}', b'{"input_ids": ["a"]}', b'{"sampling_parameters": {}}']
+        bodies = [b'{"text_input": 5}', b'{"stop": 5}', b'{"stream": "yes"}', b'{"input_ids": ["a"]}', b'{"tools": []}']
         for body in bodies:
             assert http_call(server, "POST", "/v2/models/tiny/generate", body).status in (400, 500)
 
@@ -210,7 +219,7 @@ def test_one_bad_request_of_a_batch_of_eight_is_refused_alone(server: TritonServ
 
 
 def test_stop_works_as_a_list_and_as_a_text(server: TritonServer) -> None:
-    """Case 20: list-valued stop, as JSON by both protocols; a text also as a request parameter."""
+    """Case 20: list-valued stop, as JSON and as a tensor by both protocols; a text also as a request parameter."""
     whole = joined(generate_stream(server, "tiny", "stop here", {"max_tokens": 40, "seed": 4}))
     stop = whole[10:13]
     expected = whole[: whole.index(stop)]
@@ -223,8 +232,13 @@ def test_stop_works_as_a_list_and_as_a_text(server: TritonServer) -> None:
             streamed = stream.send("tiny", "a", "stop here", sampling)
             stream.wait_done()
         assert (streamed.text, streamed.reasons[-1]) == (expected, "stop")
-    body: dict[str, Any] = {"max_tokens": 40, "seed": 4, "stop": stop, "exclude_input_in_output": True}
-    assert generate(server, "tiny", "stop here", **body).text == expected
+    body: dict[str, Any] = {"max_tokens": 40, "seed": 4, "exclude_input_in_output": True}
+    for value in (stop, ["not in it at all", stop]):
+        assert generate(server, "tiny", "stop here", **body, stop=value).text == expected
+    with GrpcStream(server) as stream:
+        streamed = stream.send("tiny", "a", "stop here", {"max_tokens": 40, "seed": 4}, stop=["no", stop])
+        stream.wait_done()
+    assert (streamed.text, streamed.reasons[-1]) == (expected, "stop")
 
 
 def test_requests_that_raise_in_execute_do_not_wedge_the_model(server: TritonServer) -> None:

@@ -262,7 +262,6 @@ REASONS = {
     "not_a_model": "holds no config.json, so it is no Hugging Face model",
     "bad_weights": "model.safetensors",
     "not_json": "model.json: Expecting property name",
-    "batched": "max_batch_size: got 8; allowed: 0",
 }
 
 
@@ -274,3 +273,11 @@ def test_model_that_cannot_load_says_why_once(broken: TritonServer, model: str) 
     assert answer.error.count(REASONS[model]) == 1
     assert model not in broken.stub_models()
     assert generate(broken, "tiny", "x", {"max_tokens": 2}).status == 200
+
+
+def test_a_batch_is_refused_where_max_batch_size_lets_it_through(broken: TritonServer) -> None:
+    assert load(broken, "batched").status == 200
+    answer = generate(broken, "batched", None, text_input=["one", "two"])
+    assert answer.status == 400
+    assert "text_input: got 'the shape [2, 1]'; allowed: a leading dimension of 1" in answer.error
+    assert generate(broken, "batched", "one", max_tokens=2).status == 200

@@ -37,13 +37,17 @@ def test_json_suite_as_a_body(server: TritonServer) -> None:
     assert is_live(server)
 
 
-def test_json_suite_as_sampling_parameters(server: TritonServer) -> None:
-    """Case 19: by gRPC, which carries any bytes. What is no JSON is refused as such; the rest names a parameter."""
+@pytest.mark.parametrize("key", [None, "logit_bias", "stop"])
+def test_json_suite_as_sampling_parameters(server: TritonServer, key: str | None) -> None:
+    """Case 19: the whole of it, or a value in it; by gRPC, which carries any bytes. What is no JSON is refused as such;
+    the rest names the parameter that it cannot be."""
     files = json_suite()
+    before = resident_bytes_of(stub_pid(server, "tiny"))
     with GrpcStream(server) as stream:
         for path in files:
+            content = path.read_bytes() if key is None else b'{"%s": %s}' % (key.encode(), path.read_bytes())
             inputs = inputs_of("x", None, stream=False)
-            stream.send_inputs("tiny", path.name, [*inputs, raw_strings("sampling_parameters", path.read_bytes())])
+            stream.send_inputs("tiny", path.name, [*inputs, raw_strings("sampling_parameters", content)])
         answers = stream.wait_done()
     for path in files:
         answer = answers[path.name]
@@ -51,7 +55,9 @@ def test_json_suite_as_sampling_parameters(server: TritonServer) -> None:
             assert "INVALID_ARGUMENT: sampling_parameters" in answer.error, path.name
         elif answer.errors:
             assert answer.error.startswith("INVALID_ARGUMENT: "), path.name
-    assert answers["y_object_empty.json"].errors == []
+    accepted = "y_string_unicode.json" if key == "stop" else "y_object_empty.json"
+    assert answers[accepted].errors == []
+    assert resident_bytes_of(stub_pid(server, "tiny")) - before < 64 * MIB
 
 
 def raw_strings(name: str, value: bytes) -> Any:

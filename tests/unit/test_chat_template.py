@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers
@@ -19,12 +21,17 @@ MESSAGES = [
 ]
 
 
+@cache
+def reference_of(directory: Path) -> Any:
+    return transformers.AutoTokenizer.from_pretrained(directory)
+
+
 @pytest.mark.parametrize("messages", [MESSAGES, MESSAGES[1:2], MESSAGES[1:]])
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
 def test_renders_as_transformers_does(
     smollm2_directory: Path, messages: list[dict[str, str]], add_generation_prompt: bool
 ) -> None:
-    reference = transformers.AutoTokenizer.from_pretrained(smollm2_directory)
+    reference = reference_of(smollm2_directory)
     expected = reference.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
     template = ChatTemplate(smollm2_directory)
     assert template.render(messages, add_generation_prompt=add_generation_prompt) == expected
@@ -58,3 +65,31 @@ def test_a_directory_without_a_usable_template_is_refused(tmp_path: Path, text: 
     (tmp_path / "tokenizer_config.json").write_text(text)
     with pytest.raises(ModelLoadError, match="no usable chat_template"):
         ChatTemplate(tmp_path)
+
+
+def test_of_several_templates_that_for_tools_serves_requests_with_tools(tmp_path: Path) -> None:
+    templates = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools[0] }}"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+    template = ChatTemplate(tmp_path)
+    assert (template.render(MESSAGES), template.render(MESSAGES, tools=["t"])) == ("plain", "t")
+
+
+def test_a_template_finds_what_it_finds_in_transformers(tmp_path: Path) -> None:
+    source = (
+        "{% for m in messages %}{% generation %}{{ m.content | tojson }}{% endgeneration %}{% break %}{% endfor %}"
+        "{{ thinking }}{{ pad_token }}{{ strftime_now('%%') }}{{ {'b': 1, 'a': [2]} | tojson(indent=1) }}"
+    )
+    template = ChatTemplate(write(tmp_path, source))
+    rendered = template.render([{"role": "user", "content": "<é>"}], variables={"thinking": "x"})
+    assert rendered == '"<é>"x%{\n "b": 1,\n "a": [\n  2\n ]\n}'
+
+
+@pytest.mark.parametrize(("template", "expected"), [("{{ messages[0].content | trim }}!", "a b"), ("no", None)])
+def test_a_prompt_may_end_in_the_last_message(tmp_path: Path, template: str, expected: str | None) -> None:
+    rendered = ChatTemplate(write(tmp_path, template))
+    messages = [{"role": "assistant", "content": " a b "}]
+    if expected is None:
+        with pytest.raises(InvalidRequestError, match="continue_final_message: got true"):
+            rendered.render(messages, continue_final_message=True)
+    else:
+        assert rendered.render(messages, continue_final_message=True) == expected

@@ -44,6 +44,8 @@ def test_a_configuration_is_its_defaults_and_what_is_given(tmp_path: Path) -> No
         ('{"model": "x", "max_num_seqs": null}', "max_num_seqs: got None"),
         ('{"model": "x", "otlp_traces_endpoint": ""}', "otlp_traces_endpoint: got ''"),
         ('{"model": null}', "model: got None"),
+        ('{"model": "x", "unknown_parameters": "drop"}', "unknown_parameters: got 'drop'; allowed: refuse, warn"),
+        ('{"model": "x", "max_logprobs": -1}', "max_logprobs: got -1"),
         ('{"model": "x", "drain_timeout_s": NaN}', "drain_timeout_s: got nan"),
     ],
 )

@@ -11,7 +11,7 @@ from nereid.errors import ErrorCode
 from nereid.request import FinishReason, Request, RequestFailure, RequestOutput, RequestStats, SamplingParams
 from nereid.server.metric_table import Kind, metric_table
 from nereid.server.metric_values import (
-    Deployment,
+    LoadedEngine,
     Sample,
     empty_series,
     fixed_gauges,
@@ -23,7 +23,7 @@ from nereid.server.metric_values import (
 from nereid.server.outcomes import Outcomes
 from nereid.statistics import EngineStatistics, FinishedRequest, Tally
 
-DEPLOYMENT = Deployment(block_size=16, num_blocks=100, max_num_seqs=8, max_model_len=700, loaded_at=1e9)
+DEPLOYMENT = LoadedEngine(block_size=16, num_blocks=100, max_num_seqs=8, max_model_len=700, loaded_at=1e9)
 TABLE = {spec.name: spec for spec in metric_table(700)}
 WHOLE = RequestStats(1.0, 2.0, 4.0, 8.0, num_prompt_tokens=6, num_output_tokens=5, num_draft_tokens=4)
 

@@ -1,8 +1,9 @@
-"""The request parser and the parameters, without a server: every accepted form, every refusal by name."""
+"""The request parser without a server: where fields come from, every accepted form, every refusal by name."""
 
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +13,38 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from nereid.errors import InvalidRequestError
-from nereid.request import Request, SamplingParams
-from nereid.server.parameters import Limits, parse_parameters
-from nereid.server.request_parser import RawRequest, ReplyOptions, RequestParser
+from nereid.request import Guide, GuideKind, Request
+from nereid.server.fields import FIELDS, Field, Group
+from nereid.server.parameters import Limits
+from nereid.server.reply import ReplyOptions
+from nereid.server.request_parser import Deployment, RequestParser
+from nereid.server.sources import RawRequest
+from nereid.server.texts import Texts
 from nereid.tokenization.tokenizer import Tokenizer
 from tests.conftest import shared_data
 
 LIMITS = Limits(vocab_size=100, default_max_tokens=16, default_timeout_ms=1000)
+STREAMING = Deployment(decoupled=True)
+BATCHED = Deployment(decoupled=True, batched=True)
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """Words "w0" to "w99" as ids 0 to 99."""
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Texts:
+    """Words "w0" to "w99" as ids 0 to 99; no chat template."""
     library = tokenizers.Tokenizer(models.WordLevel({f"w{i}": i for i in range(100)}, unk_token="w0"))
     library.pre_tokenizer = pre_tokenizers.Whitespace()
     folder: Path = tmp_path_factory.mktemp("words")
     library.save(str(folder / "tokenizer.json"))
-    return Tokenizer(folder)
+    return Texts.of_model(Tokenizer(folder), folder)
+
+
+def make(texts: Texts, deployment: Deployment = STREAMING, limits: Limits = LIMITS, **more: Any) -> RequestParser:
+    return RequestParser(limits, texts, deployment, max_model_len=50, block_size=4, **more)
 
 
 @pytest.fixture
-def parser(tokenizer: Tokenizer) -> RequestParser:
-    return RequestParser(tokenizer, LIMITS, max_model_len=50, decoupled=True)
+def parser(texts: Texts) -> RequestParser:
+    return make(texts)
 
 
 def raw(_parameters: dict[str, object] | None = None, /, **inputs: Any) -> RawRequest:
@@ -46,117 +57,291 @@ def raw(_parameters: dict[str, object] | None = None, /, **inputs: Any) -> RawRe
     return RawRequest(arrays, _parameters or {}, arrival_time=5.0)
 
 
+def with_json(parser: RequestParser, **given: object) -> Request:
+    return parser.encode(parser.check(raw(text_input="w3", sampling_parameters=json.dumps(given))))[0]
+
+
 def parse(parser: RequestParser, request: RawRequest) -> tuple[Request, ReplyOptions]:
-    return parser.encode(parser.check(request))
-
-
-def sampling(**given: object) -> SamplingParams:
-    return parse_parameters(given, LIMITS)[0]
+    parsed, builder = parser.encode(parser.check(request))
+    return parsed, builder.options
 
 
 def test_the_plain_request(parser: RequestParser) -> None:
     request, options = parse(parser, raw(text_input="w3 w4"))
     assert request.prompt_token_ids == (3, 4) and request.deadline == 6.0
     assert request.sampling.max_tokens == 16 and request.sampling.temperature == 1.0
-    assert options == ReplyOptions(False, "w3 w4", False, False, False, 2)
+    assert (request.priority, request.cache_salt, request.cache, request.speculation) == (0, "", True, True)
+    assert options == ReplyOptions(False, "w3 w4", 2)
+
+
+# The table
+
+
+def test_no_two_fields_share_a_name() -> None:
+    names = [name for field in FIELDS for name in (field.name, *field.aliases)]
+    assert len(names) == len(set(names))
+
+
+# A value of each field that differs from its default, and how it shows in the request.
+SHOWN: dict[str, tuple[object, str, object]] = {
+    "max_tokens": (7, "sampling.max_tokens", 7),
+    "min_tokens": (3, "sampling.min_tokens", 3),
+    "temperature": (0.5, "sampling.temperature", 0.5),
+    "top_k": (4, "sampling.top_k", 4),
+    "top_p": (0.25, "sampling.top_p", 0.25),
+    "min_p": (0.125, "sampling.min_p", 0.125),
+    "seed": (2**64 - 1, "sampling.seed", 2**64 - 1),
+    "repetition_penalty": (1.5, "sampling.repetition_penalty", 1.5),
+    "frequency_penalty": (-0.5, "sampling.frequency_penalty", -0.5),
+    "presence_penalty": (2, "sampling.presence_penalty", 2.0),
+    "logit_bias": ({"5": -100, "7": 1.5}, "sampling.logit_bias", ((5, -100.0), (7, 1.5))),
+    "allowed_token_ids": ([3, 4, 3], "sampling.allowed_token_ids", (3, 4)),
+    "bad_words": (["w5 w6", "w7"], "sampling.bad_words", ((5, 6), (7,))),
+    "stop": (["a", "bc"], "sampling.stop", ("a", "bc")),
+    "stop_token_ids": ([1, 99, 1], "sampling.stop_token_ids", (1, 99)),
+    "include_stop_str_in_output": (True, "sampling.include_stop", True),
+    "ignore_eos": (True, "sampling.ignore_eos", True),
+    "skip_special_tokens": (False, "sampling.show_control_tokens", True),
+    "logprobs": (5, "sampling.logprobs", 5),
+    "prompt_logprobs": (0, "sampling.prompt_logprobs", 0),
+    "guided_decoding": ({"regex": "a+"}, "sampling.guide", Guide(GuideKind.REGEX, "a+")),
+    "guided_json": ({"type": "null"}, "sampling.guide", Guide(GuideKind.JSON_SCHEMA, '{"type": "null"}')),
+    "guided_regex": ("b*", "sampling.guide", Guide(GuideKind.REGEX, "b*")),
+    "guided_grammar": ("start: /x/", "sampling.guide", Guide(GuideKind.GRAMMAR, "start: /x/")),
+    "guided_choice": (["é", "no"], "sampling.guide", Guide(GuideKind.CHOICE, '["é", "no"]')),
+    "response_format": ({"type": "json_object"}, "sampling.guide", Guide(GuideKind.JSON_OBJECT)),
+    "priority": (-7, "priority", -7),
+    "cache_salt": ("tenant é", "cache_salt", "tenant é"),
+    "cache": (False, "cache", False),
+    "speculation": (False, "speculation", False),
+    "timeout_ms": (2000, "deadline", 7.0),
+    "end_id": (9, "sampling.stop_token_ids", (9,)),
+}
+NAMES = [(field, name) for field in FIELDS if field.name in SHOWN for name in (field.name, *field.aliases)]
+
+
+def shown(request: Request, path: str) -> object:
+    found: object = request
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def test_every_field_that_shapes_a_request_is_in_the_table_above() -> None:
+    groups = (Group.SAMPLING, Group.GUIDE, Group.SCHEDULING)
+    pairs = {"guided_decoding_guide_type", "guided_decoding_guide"}
+    assert {field.name for field in FIELDS if field.group in groups} - pairs == set(SHOWN) - {"end_id"}
+
+
+@pytest.mark.parametrize(("field", "name"), NAMES, ids=lambda item: item if isinstance(item, str) else "")
+def test_a_field_is_the_same_from_all_three_sources_under_all_its_names(
+    parser: RequestParser, field: Field, name: str
+) -> None:
+    value, path, expected = SHOWN[field.name]
+    tensor = json.dumps(value) if isinstance(value, dict) or (isinstance(value, list) and field.dims == (1,)) else value
+    parameter = (
+        json.dumps(value) if isinstance(value, (dict, list)) and field.name not in ("stop", "bad_words") else value
+    )
+    if field.data_type == "TYPE_STRING" and isinstance(tensor, list):
+        tensor = np.array([text.encode() for text in tensor], dtype=object)
+    for request in (
+        raw(text_input="w3", sampling_parameters=json.dumps({name: value})),
+        raw(text_input="w3", **{name: tensor}),
+        raw({name: parameter}, text_input="w3"),
+    ):
+        assert shown(parse(parser, request)[0], path) == expected
+
+
+def test_a_tensor_goes_before_the_json_and_that_before_a_parameter(parser: RequestParser) -> None:
+    parameters: dict[str, object] = {"max_tokens": 1, "top_k": 1, "min_tokens": 1, "triton_any": True, "timeout": 5}
+    request = raw(parameters, text_input="w3", sampling_parameters='{"max_tokens": 2, "top_k": 2}', max_tokens=3)
+    sampling = parse(parser, request)[0].sampling
+    assert (sampling.max_tokens, sampling.top_k, sampling.min_tokens) == (3, 2, 1)
+
+
+def test_null_is_not_given_and_lets_the_next_source_speak(parser: RequestParser) -> None:
+    request = raw({"max_tokens": 5}, text_input="w3", sampling_parameters='{"max_tokens": null, "temperature": null}')
+    sampling = parse(parser, request)[0].sampling
+    assert (sampling.max_tokens, sampling.temperature) == (5, 1.0)
+    assert with_json(parser).sampling.seed != with_json(parser).sampling.seed
+
+
+def test_two_names_of_one_field_may_not_disagree(parser: RequestParser) -> None:
+    assert with_json(parser, n=1, best_of=1, seed=4, random_seed=4).sampling.seed == 4
+    with pytest.raises(InvalidRequestError, match="stop, stop_words: got 'a' and 'b'; allowed: one of the two"):
+        with_json(parser, stop="a", stop_words="b")
 
 
 @pytest.mark.parametrize(
-    ("stream", "exclude", "prefix"),
-    [(False, None, "w3"), (False, True, ""), (False, False, "w3"), (True, None, ""), (True, True, "")],
+    ("value", "expected"), [("8", 8), (" 8 ", 8), (8.0, 8), ("1e3", 1000), (10**18, 10**18), ("1e18", 10**18)]
 )
-def test_when_the_prompt_is_echoed(parser: RequestParser, stream: bool, exclude: bool | None, prefix: str) -> None:
-    flags = {"stream": stream} | ({} if exclude is None else {"exclude_input_in_output": exclude})
+def test_numbers_may_come_as_strings_and_be_huge(parser: RequestParser, value: object, expected: int) -> None:
+    """Case 79."""
+    assert with_json(parser, max_tokens=value).sampling.max_tokens == expected
+
+
+@pytest.mark.parametrize("value", ["", [], [""], ["", ""]])
+def test_empty_texts_in_stop_and_bad_words_are_ignored(parser: RequestParser, value: object) -> None:
+    """Case 68."""
+    sampling = with_json(parser, stop=value, bad_words=value).sampling
+    assert sampling.stop == () and sampling.bad_words == ()
+    assert with_json(parser, stop=["", "x"]).sampling.stop == ("x",)
+
+
+WRONG: dict[str, list[object]] = {
+    "max_tokens": [0, -1, "x", 1.5, True, [1], "", {}],
+    "min_tokens": [-1, 17, "none"],
+    "temperature": [-0.1, "hot", "inf", "nan", 1e7, False],
+    "top_p": [-0.1, 1.1, []],
+    "min_p": [-1e-9, 2],
+    "top_k": [-2, 0.5],
+    "seed": [2**64, "s", 1.5],
+    "repetition_penalty": [0, -1, 101, "high"],
+    "frequency_penalty": [-101, "nan"],
+    "presence_penalty": [101, []],
+    "logit_bias": [{"5": 101}, {"x": 1}, {"1.5": 1}, {"100": 1}, {"-1": 1}, {"5": None}, [5], "{", 5,
+                   {str(i): 0 for i in range(1025)}],
+    "allowed_token_ids": [[], [100], [-1], ["5"], 5, [1] * 1025],
+    "bad_words": [5, [5], ["x" * 1025], ["x"] * 65, ["\ud800"], {}],
+    "stop": [5, ["a", 5], ["\ud800"], ["x" * 1025], ["x"] * 65],
+    "stop_token_ids": [[1] * 1025, [100], [-1], [2**40], ["1"], [True], 5, "5", "["],
+    "ignore_eos": [1, "yes", []],
+    "logprobs": [-1, 21, True, "all"],
+    "prompt_logprobs": [-1, 21],
+    "timeout_ms": [0, -5, "soon"],
+    "priority": [-101, 101, 2**31, "low"],
+    "cache_salt": [5, "x" * 257, "\ud800"],
+    "cache": ["off", 0],
+    "speculation": ["on", 1],
+    "truncate_prompt_tokens": [0, -2, "half"],
+    "echo": ["no", 0],
+    "guided_decoding": [{}, {"regex": "a", "json_object": True}, {"yaml": 1}, {"regex": ""}, {"json": 5},
+                        {"json": "{"}, {"choice": []}, {"choice": [""]}, {"choice": "x"}, [], "x", {"json_object": 1}],
+    "guided_json": ["{", 5, [1]],
+    "guided_regex": [5, "x" * (2**20 + 1)],
+    "guided_grammar": [{}],
+    "guided_choice": [[], [5], "a"],
+    "response_format": [{}, {"type": "xml"}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {}}, 5],
+    "guided_decoding_guide_type": ["yaml", "regex", 5],
+    "guided_decoding_guide": ["a+"],
+    "n": [0, 2, "2"],
+    "best_of": [2],
+    "num_return_sequences": [2],
+    "beam_width": [2, 0],
+    "length_penalty": [0.5, "x"],
+    "early_stopping": [True],
+    "use_beam_search": [True],
+    "beam_search_diversity_rate": [0.5],
+    "return_context_logits": [True],
+    "return_generation_logits": [True],
+    "lora_task_id": [0, 5],
+    "lora_name": ["mine"],
+    "detokenize": [False],
+    "end_id": [-2, 100],
+    "embedding_bias_words": [["w1"], [5]],
+    "embedding_bias_weights": [[1.0], ["x"]],
+    "input_lengths": [0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in WRONG for value in WRONG[name]])
+def test_a_wrong_value_is_refused_by_name(parser: RequestParser, name: str, value: object) -> None:
+    with pytest.raises(InvalidRequestError, match="allowed: ") as refused:
+        with_json(parser, **{name: value})
+    assert len(str(refused.value)) < 1000
+    assert name in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("temprature", "unknown parameter 'temprature' .did you mean 'temperature'"), ("zzz", "known: add_generation_pr")],
+)
+def test_an_unknown_name_is_refused(parser: RequestParser, name: str, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        with_json(parser, **{name: 0.5})
+    with pytest.raises(InvalidRequestError, match=message):
+        parse(parser, raw({name: 0.5}, text_input="w3"))
+
+
+def test_a_deployment_may_only_warn_of_unknown_names(texts: Texts, caplog: pytest.LogCaptureFixture) -> None:
+    lenient = make(texts, Deployment(decoupled=True, warns_of_unknown=True))
+    with caplog.at_level(logging.WARNING):
+        assert with_json(lenient, temprature=0.5, top_k=3).sampling.top_k == 3
+    assert "unknown parameter 'temprature'" in caplog.text
+
+
+def test_what_a_request_was_understood_to_ask_for_is_logged(
+    parser: RequestParser, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Case 107."""
+    with caplog.at_level(logging.DEBUG):
+        with_json(parser, top_k=7)
+    assert "top_k=7" in caplog.text and "temperature=1.0" in caplog.text
+
+
+# Prompt and echo
+
+
+@pytest.mark.parametrize(
+    ("flags", "prefix"),
+    [
+        ({}, "w3"),
+        ({"exclude_input_in_output": True}, ""),
+        ({"exclude_input_in_output": False}, "w3"),
+        ({"echo": True}, "w3"),
+        ({"echo": False}, ""),
+        ({"echo": True, "exclude_input_in_output": False}, "w3"),
+        ({"stream": True}, ""),
+        ({"stream": True, "exclude_input_in_output": True}, ""),
+        ({"stream": True, "echo": True}, "w3"),
+    ],
+)
+def test_when_the_prompt_is_echoed(parser: RequestParser, flags: dict[str, bool], prefix: str) -> None:
     assert parse(parser, raw(text_input="w3", **flags))[1].prefix == prefix
 
 
-def test_a_stream_cannot_echo(parser: RequestParser) -> None:
+def test_a_stream_does_not_echo_by_the_vllm_backends_field(texts: Texts) -> None:
+    flags = {"stream": True, "exclude_input_in_output": False}
     with pytest.raises(InvalidRequestError, match="exclude_input_in_output: got False"):
-        parse(parser, raw(text_input="w3", stream=True, exclude_input_in_output=False))
+        parse(make(texts), raw(text_input="w3", **flags))
+    leading = {name: np.array([[value]]) for name, value in flags.items()}
+    request = raw(text_input=np.array([[b"w3"]], dtype=object), **leading)
+    assert parse(make(texts, BATCHED), request)[1].prefix == ""
 
 
-def test_a_deployment_without_decoupling_cannot_stream(tokenizer: Tokenizer) -> None:
-    parser = RequestParser(tokenizer, LIMITS, max_model_len=50, decoupled=False)
+def test_echo_may_not_contradict(parser: RequestParser) -> None:
+    with pytest.raises(InvalidRequestError, match="echo: got True; allowed: false, or absent"):
+        parse(parser, raw(text_input="w3", echo=True, exclude_input_in_output=True))
+
+
+def test_a_deployment_without_decoupling_cannot_stream(texts: Texts) -> None:
     with pytest.raises(InvalidRequestError, match="stream: got True; .*decoupled: false"):
-        parse(parser, raw(text_input="w3", stream=True))
+        parse(make(texts, Deployment(decoupled=False)), raw(text_input="w3", stream=True))
 
 
 def test_token_ids_in_place_of_text(parser: RequestParser) -> None:
     request, options = parse(parser, raw(input_ids=np.array([7, 8], dtype=np.int32)))
     assert request.prompt_token_ids == (7, 8) and options.prefix == "w7 w8"
+    assert parse(parser, raw({"input_ids": "[7, 8]"}))[0].prompt_token_ids == (7, 8)
 
 
-def test_parameters_come_from_the_json_or_else_from_the_request(parser: RequestParser) -> None:
-    parameters: dict[str, object] = {"max_tokens": 3, "timeout_ms": 2000, "triton_enable_empty_final_response": True}
-    request, _ = parse(parser, raw(parameters, text_input="w3"))
-    assert (request.sampling.max_tokens, request.deadline) == (3, 7.0)
-    request, _ = parse(parser, raw(parameters, text_input="w3", sampling_parameters='{"top_k": 4}'))
-    assert (request.sampling.max_tokens, request.sampling.top_k, request.deadline) == (16, 4, 7.0)
-
-
-@pytest.mark.parametrize("form", [list, lambda values: {k: json.dumps(v) for k, v in values}])
-def test_numbers_may_come_as_strings(form: object) -> None:
-    values = {"max_tokens": 8, "temperature": 0.5, "top_k": 3, "top_p": 1, "seed": 2**64 - 1, "ignore_eos": True}
-    given = dict(form(values.items()))  # type: ignore[operator]
-    params = sampling(**given)
-    assert (params.max_tokens, params.temperature, params.top_k, params.top_p) == (8, 0.5, 3, 1.0)
-    assert (params.seed, params.ignore_eos) == (2**64 - 1, True)
-
-
-def test_null_is_not_given_and_seeds_differ() -> None:
-    params = sampling(max_tokens=None, temperature=None)
-    assert params.max_tokens == 16 and params.temperature == 1.0
-    assert sampling().seed != sampling().seed
-
-
-@pytest.mark.parametrize("value", [1, 2**31, 10**18, "1e18", 7.0])
-def test_max_tokens_may_be_huge(value: object) -> None:
-    assert sampling(max_tokens=value).max_tokens == int(float(value))  # type: ignore[arg-type]
-
-
-def test_stops_as_text_or_list() -> None:
-    assert sampling(stop="a").stop == ("a",)
-    assert sampling(stop=["a", "bc"]).stop == ("a", "bc")
-    assert sampling(stop=[]).stop == ()
-    assert sampling(stop_token_ids=[1, 99]).stop_token_ids == (1, 99)
-    assert sampling(stop_token_ids="[1, 99, 1]").stop_token_ids == (1, 99)
-
-
-WRONG_VALUES: dict[str, list[object]] = {
-    "max_tokens": [0, -1, "x", 1.5, True, [1], "", float("nan"), {}],
-    "min_tokens": [-1, 17, "none"],
-    "temperature": [-0.1, "hot", float("inf"), "nan", 1e7, False],
-    "top_p": [-0.1, 1.1, []],
-    "min_p": [-1e-9, 2],
-    "top_k": [-2, 0.5],
-    "seed": [2**64, "s", 1.5],
-    "stop": ["", [""], ["", "x"], 5, ["a", 5], ["\ud800"], ["x" * 1025], ["x"] * 65],
-    "stop_token_ids": [[1] * 1025, [100], [-1], [2**40], ["1"], [True], 5, "5", "["],
-    "ignore_eos": [1, "yes", []],
-    "timeout_ms": [0, -5, "soon"],
-}
-
-
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name in WRONG_VALUES for value in WRONG_VALUES[name]])
-def test_a_wrong_value_is_refused_by_name(name: str, value: object) -> None:
-    with pytest.raises(InvalidRequestError, match=f"{name}.*allowed: "):
-        sampling(**{name: value})
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("temprature", "unknown parameter 'temprature' .did you mean 'temperature'"), ("zzz", "known: ignore_eos, max")],
-)
-def test_an_unknown_name_is_refused(name: str, message: str) -> None:
-    with pytest.raises(InvalidRequestError, match=message):
-        sampling(**{name: 0.5})
+@pytest.mark.parametrize(("keep", "expected"), [(1, (59,)), (3, (57, 58, 59)), (-1, tuple(range(11, 60)))])
+def test_a_long_prompt_may_be_cut_to_its_end(parser: RequestParser, keep: int, expected: tuple[int, ...]) -> None:
+    words = [f"w{i}" for i in range(60)]
+    for inputs in ({"text_input": " ".join(words)}, {"input_ids": list(range(60))}):
+        request, options = parse(parser, raw({"truncate_prompt_tokens": keep}, **inputs))
+        assert request.prompt_token_ids == expected
+        assert options.prefix == " ".join(f"w{i}" for i in expected)
 
 
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({}, "text_input, input_ids: got neither"),
-        ({"text_input": "w1", "input_ids": [1]}, "got both"),
+        ({}, "text_input, input_ids, messages: got none"),
+        ({"text_input": "w1", "input_ids": [1]}, "got text_input and input_ids"),
+        ({"text_input": "w1", "messages": "[]"}, "got text_input and messages"),
+        ({"messages": "[]"}, "messages: got some; allowed: none, since this model has no chat template"),
+        ({"text_input": "w1", "tools": "[]"}, "tools: got .* only with messages"),
         ({"text_input": ""}, "text_input: got a prompt without tokens"),
         ({"input_ids": np.array([], dtype=np.int32)}, "input_ids"),
         ({"input_ids": [100]}, "input_ids: got 100; allowed: token ids from 0 to 99"),
@@ -166,10 +351,13 @@ def test_an_unknown_name_is_refused(name: str, message: str) -> None:
         ({"text_input": np.array([], dtype=object)}, "text_input: got '0 elements'"),
         ({"text_input": b"\xff\xfe"}, "text_input: .*UTF-8"),
         ({"text_input": "w1", "stream": np.array([1], dtype=np.int32)}, "stream"),
+        ({"text_input": "w1", "sampling_parameters": ""}, "sampling_parameters: .*JSON object"),
         ({"text_input": "w1", "sampling_parameters": "[1]"}, "sampling_parameters: .*JSON object"),
         ({"text_input": "w1", "sampling_parameters": '{"top_p": NaN}'}, "sampling_parameters: .*NaN is not JSON"),
         ({"text_input": "w1", "sampling_parameters": "[" * 100_000}, "sampling_parameters: .*too deeply nested"),
         ({"text_input": "w1 " * 1000}, "text_input: got 3000 characters"),
+        ({"text_input": "w1", "sampling_parameters": " " * 8_388_609}, "sampling_parameters: got 8388609 characters"),
+        ({"text_input": "w1", "sampling_parameters": f'{{"top_k": {"[" * 900}{"]" * 900}}}'}, "top_k: got "),
     ],
 )
 def test_a_wrong_request_is_refused_by_name(parser: RequestParser, inputs: dict[str, Any], message: str) -> None:
@@ -181,22 +369,9 @@ def test_text_keeps_its_nul_characters(parser: RequestParser) -> None:
     assert parse(parser, raw(text_input="w1 \0 w2\0\0"))[1].prefix == "w1 \0 w2\0\0"
 
 
-def test_json_test_suite_as_sampling_parameters(parser: RequestParser) -> None:
-    """n_ files are refused; the others are parsed and then judged as parameters: refused by name, or taken."""
-    for path in sorted(shared_data("json_test_suite").glob("*.json")):
-        try:
-            parse(parser, raw(text_input="w1", sampling_parameters=path.read_bytes()))
-        except InvalidRequestError as error:
-            assert "sampling_parameters" in str(error) or "parameter" in str(error) or "allowed" in str(error)
-            assert len(str(error)) < 2000
-        else:
-            assert not path.name.startswith("n_"), path.name
-
-
-def test_a_token_that_the_model_was_not_given_is_refused(tokenizer: Tokenizer) -> None:
-    parser = RequestParser(tokenizer, Limits(90, 16, 1000), max_model_len=50, decoupled=True)
+def test_a_token_that_the_model_was_not_given_is_refused(texts: Texts) -> None:
     with pytest.raises(InvalidRequestError, match="got the token 'w95' .id 95.; allowed: .* ids 0 to 89"):
-        parse(parser, raw(text_input="w3 w95"))
+        parse(make(texts, limits=Limits(90, 16, 1000)), raw(text_input="w3 w95"))
 
 
 @pytest.mark.parametrize("length", [49, 50, 5000])
@@ -207,3 +382,121 @@ def test_a_prompt_over_the_limit_is_refused_under_its_own_name(parser: RequestPa
         else:
             with pytest.raises(InvalidRequestError, match=f"{name}: got"):
                 parse(parser, raw(**{name: value}))
+
+
+# TensorRT-LLM's names
+
+
+def test_a_leading_dimension_of_one_is_taken_off(texts: Texts) -> None:
+    parser = make(texts, BATCHED)
+    inputs = {
+        "input_ids": np.array([[5, 6]], np.int32), "input_lengths": np.array([[2]], np.int32),
+        "request_output_len": np.array([[4]], np.int32), "stop_words": np.array([["a", ""]], object),
+        "streaming": np.array([[True]]), "runtime_top_p": np.array([[0.5]], np.float32),
+    }  # fmt: skip
+    request, options = parse(parser, raw(**inputs))
+    assert (request.prompt_token_ids, request.sampling.max_tokens, request.sampling.stop) == ((5, 6), 4, ("a",))
+    assert options.stream and options.wanted == {"output_ids"} and request.sampling.top_p == 0.5
+    for shape in ((2, 1), (0, 1)):
+        with pytest.raises(InvalidRequestError, match="text_input: got 'the shape .*leading dimension of 1"):
+            parse(parser, raw(text_input=np.full(shape, b"w3", dtype=object)))
+    with pytest.raises(InvalidRequestError, match="input_lengths: got 3; allowed: the number of input_ids, 2"):
+        parse(parser, raw(**{**inputs, "input_lengths": np.array([[3]], np.int32)}))
+
+
+def test_an_end_of_ones_own_takes_the_place_of_the_models(parser: RequestParser) -> None:
+    sampling = with_json(parser, end_id=9, stop_token_ids=[4]).sampling
+    assert (sampling.ignore_eos, sampling.stop_token_ids) == (True, (4, 9))
+    sampling = with_json(parser, end_id=-1, pad_id=-5).sampling
+    assert (sampling.ignore_eos, sampling.stop_token_ids) == (True, ())
+
+
+def test_words_are_biased_token_by_token(parser: RequestParser) -> None:
+    sampling = with_json(
+        parser, embedding_bias_words=["w5 w6", "w5"], embedding_bias_weights=[2, "3"], logit_bias={"6": 1}
+    ).sampling
+    assert dict(sampling.logit_bias) == {5: 5.0, 6: 3.0}
+    with pytest.raises(InvalidRequestError, match="embedding_bias_weights: got 120.0; allowed: -100 to 100"):
+        with_json(parser, embedding_bias_words=["w5", "w5"], embedding_bias_weights=[60, 60])
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "guide"),
+    [
+        ("json", None, Guide(GuideKind.JSON_OBJECT)),
+        ("json_schema", '{"type": "null"}', Guide(GuideKind.JSON_SCHEMA, '{"type": "null"}')),
+        ("regex", "a+", Guide(GuideKind.REGEX, "a+")),
+        ("ebnf_grammar", 'root ::= "x"', Guide(GuideKind.GRAMMAR, 'root ::= "x"')),
+    ],
+)
+def test_a_guide_by_its_type(parser: RequestParser, kind: str, source: str | None, guide: Guide) -> None:
+    given = {"guided_decoding_guide_type": kind, "guided_decoding_guide": source}
+    assert with_json(parser, **given).sampling.guide == guide
+
+
+@pytest.mark.parametrize(
+    ("fields", "guide"),
+    [
+        ({"guided_decoding": {"json": {"type": "null"}}}, Guide(GuideKind.JSON_SCHEMA, '{"type": "null"}')),
+        ({"guided_decoding": {"json": "true", "regex": None}}, Guide(GuideKind.JSON_SCHEMA, "true")),
+        ({"structured_outputs": {"json_object": True}}, Guide(GuideKind.JSON_OBJECT)),
+        ({"guided_decoding": {"json_object": False}}, None),
+        ({"guided_decoding": '{"choice": ["a"]}'}, Guide(GuideKind.CHOICE, '["a"]')),
+        ({"response_format": {"type": "text"}, "guided_regex": "x"}, Guide(GuideKind.REGEX, "x")),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "null"}}}},
+            Guide(GuideKind.JSON_SCHEMA, '{"type": "null"}'),
+        ),
+    ],
+)
+def test_a_guide_under_each_of_its_names(parser: RequestParser, fields: dict[str, Any], guide: Guide | None) -> None:
+    assert with_json(parser, **fields).sampling.guide == guide
+
+
+def test_a_request_has_one_guide_and_it_is_checked_before_any_work(texts: Texts) -> None:
+    with pytest.raises(InvalidRequestError, match="guided_json, guided_regex: got 2 guides; allowed: one"):
+        with_json(make(texts), guided_regex="a", guided_json={})
+
+    def refuse(guide: Guide) -> None:
+        raise InvalidRequestError.of_field("guided_decoding", guide.source, "a regular expression")
+
+    parser = make(texts, check_guide=refuse)
+    checked = parser.check(raw({"guided_regex": "("}, text_input="w3"))
+    assert checked.size > 4096, "a guide takes time"
+    with pytest.raises(InvalidRequestError, match=r"guided_decoding: got '\('"):
+        parser.encode(checked)
+
+
+# Switches
+
+
+def test_switches_say_which_outputs_are_filled(parser: RequestParser) -> None:
+    switches = [field.name for field in FIELDS if field.name.startswith("return_") and field.group is Group.REPLY]
+    assert len(switches) == 11
+    for switch in switches:
+        for value, wanted in ((True, {switch.removeprefix("return_")}), (False, set())):
+            assert parse(parser, raw(text_input="w3", **{switch: value}))[1].wanted == wanted
+
+
+def test_a_sum_of_logprobs_needs_them(parser: RequestParser) -> None:
+    for switch in ("return_cumulative_logprob", "return_log_probs"):
+        request, options = parse(parser, raw({switch: True}, text_input="w3"))
+        assert request.sampling.logprobs == 0 and not options.logprobs
+        assert parse(parser, raw({switch: True, "logprobs": 2}, text_input="w3"))[0].sampling.logprobs == 2
+
+
+# Whatever JSON may be
+
+
+@pytest.mark.parametrize("key", [None, "stop", "logit_bias", "guided_decoding", "max_tokens"])
+def test_json_test_suite_as_sampling_parameters(parser: RequestParser, key: str | None) -> None:
+    """n_ files are refused; the others are parsed and then judged as parameters: refused by name, or taken."""
+    for path in sorted(shared_data("json_test_suite").glob("*.json")):
+        source = path.read_bytes() if key is None else b'{"%s": ' % key.encode() + path.read_bytes() + b"}"
+        try:
+            parse(parser, raw(text_input="w1", sampling_parameters=source))
+        except InvalidRequestError as error:
+            assert "sampling_parameters" in str(error) or "parameter" in str(error) or "allowed" in str(error)
+            assert len(str(error)) < 2500
+        else:
+            assert not path.name.startswith("n_"), path.name

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+import pytest
+
 from nereid.errors import ErrorCode
-from nereid.request import FinishReason, RequestFailure, RequestOutput
+from nereid.request import FinishReason, RequestFailure, RequestOutput, RequestStats, TokenLogprobs
 from nereid.server.outcomes import Outcomes
-from nereid.server.request_parser import ReplyOptions
-from nereid.server.response_stream import Reply, ResponseStream
+from nereid.server.reply import Reply, ReplyBuilder, ReplyOptions
+from nereid.server.response_stream import ResponseStream
 
 
 @dataclass
@@ -49,8 +51,22 @@ class Channel:
         return self.gone
 
 
-def options(*, stream: bool = True, prefix: str = "") -> ReplyOptions:
-    return ReplyOptions(stream, prefix, True, False, True, num_input_tokens=3)
+WANTED = frozenset({"finish_reason", "num_output_tokens", "perf_metrics"})
+
+
+def options(*, stream: bool = True, prefix: str = "") -> ReplyBuilder:
+    return ReplyBuilder(ReplyOptions(stream, prefix, 3, WANTED), lambda token_id: f"<{token_id}>", block_size=4)
+
+
+def text_of(reply: Reply) -> str:
+    (text,) = reply["text_output"]
+    return str(text)
+
+
+def count_of(reply: Reply) -> int:
+    (count,) = reply["num_output_tokens"]
+    assert isinstance(count, int)
+    return count
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -75,10 +91,10 @@ def test_each_delta_is_a_response_and_the_last_one_is_final() -> None:
     stream.emit((RequestOutput(1, "c", (7,), finish_reason=FinishReason.STOP),))
     wait_for(lambda: channel.ended)
     stream.close(5)
-    assert [(r.text_output, r.finish_reason, r.num_output_tokens, final) for r, final in channel.replies] == [
-        ("a", "None", 1, False),
-        ("b", "None", 1, False),
-        ("c", "stop", 1, True),
+    assert [(text_of(r), r["finish_reason"], count_of(r), final) for r, final in channel.replies] == [
+        ("a", ["None"], 1, False),
+        ("b", ["None"], 1, False),
+        ("c", ["stop"], 1, True),
     ]
 
 
@@ -89,10 +105,11 @@ def test_what_piles_up_is_merged_and_nothing_is_lost() -> None:
     stream.register(2, fast, options())
     for index in range(200):
         stream.emit((RequestOutput(1, f"{index},", (7,)), RequestOutput(2, f"{index};", (7,))))
+    stats = RequestStats(1.0)
     stream.emit(
         (
-            RequestOutput(1, "", finish_reason=FinishReason.LENGTH),
-            RequestOutput(2, "", finish_reason=FinishReason.LENGTH),
+            RequestOutput(1, "", finish_reason=FinishReason.LENGTH, stats=stats),
+            RequestOutput(2, "", finish_reason=FinishReason.LENGTH, stats=stats),
         )
     )
     assert slow.gate is not None
@@ -100,14 +117,19 @@ def test_what_piles_up_is_merged_and_nothing_is_lost() -> None:
     wait_for(lambda: slow.ended and fast.ended)
     stream.close(5)
     for channel, mark in ((slow, ","), (fast, ";")):
-        assert "".join(r.text_output for r, _ in channel.replies) == "".join(f"{i}{mark}" for i in range(200))
-        assert sum(r.num_output_tokens or 0 for r, _ in channel.replies) == 200
+        assert "".join(text_of(r) for r, _ in channel.replies) == "".join(f"{i}{mark}" for i in range(200))
+        assert sum(count_of(r) for r, _ in channel.replies) == 200
         assert [final for _, final in channel.replies].count(True) == 1 and channel.replies[-1][1]
     assert len(slow.replies) <= 3
+    # Each delta went out in a response of its own or with a later one; the end, which has no text, is none.
+    for channel in (slow, fast):
+        (num_merged,) = channel.replies[-1][0]["num_merged_responses"]
+        num_with_text = sum(bool(text_of(reply)) for reply, _ in channel.replies)
+        assert num_merged == 200 - num_with_text + bool(text_of(channel.replies[-1][0]))
     report = outcomes.take()
     assert report.finished == {FinishReason.LENGTH: 2}
     # Each delta had a response of its own, or was merged; only the last output has no text.
-    sent = sum(bool(r.text_output) for r, _ in slow.replies + fast.replies)
+    sent = sum(bool(text_of(r)) for r, _ in slow.replies + fast.replies)
     assert 400 - sent <= report.num_merged <= 402 - sent
 
 
@@ -138,7 +160,7 @@ def test_a_request_that_does_not_stream_gets_one_response_with_its_prompt() -> N
     wait_for(lambda: channel.ended)
     stream.close(5)
     ((reply, final),) = channel.replies
-    assert reply == Reply("prompt 01234", "timeout", None, 5) and final
+    assert reply == {"text_output": ["prompt 01234"], "finish_reason": ["timeout"], "num_output_tokens": [5]} and final
 
 
 def test_a_token_without_text_waits_for_text() -> None:
@@ -148,7 +170,7 @@ def test_a_token_without_text_waits_for_text() -> None:
     stream.emit((RequestOutput(1, "é", (7,), finish_reason=FinishReason.STOP),))
     wait_for(lambda: channel.ended)
     stream.close(5)
-    assert [(r.text_output, r.num_output_tokens) for r, _ in channel.replies] == [("é", 2)]
+    assert [(text_of(r), count_of(r)) for r, _ in channel.replies] == [("é", 2)]
 
 
 def test_a_client_that_is_gone_is_cancelled_until_its_request_ends() -> None:
@@ -182,3 +204,45 @@ def test_closing_sends_what_is_there() -> None:
     stream.emit((RequestOutput(1, "x", (7,), finish_reason=FinishReason.STOP),))
     stream.close(5)
     assert channel.ended
+
+
+@pytest.mark.parametrize(
+    ("code", "stream", "held", "shown"),
+    [
+        (ErrorCode.INTERNAL, True, "ab", ["ab"]),
+        (ErrorCode.INTERNAL, True, "", []),
+        (ErrorCode.INTERNAL, False, "ab", []),
+        (ErrorCode.CANCELLED, True, "ab", []),
+    ],
+)
+def test_a_stream_that_breaks_off_first_gets_what_was_held(
+    code: ErrorCode, stream: bool, held: str, shown: list[str]
+) -> None:
+    responses, channel = make(), Channel()
+    responses.register(1, channel, options(stream=stream))
+    responses.emit((RequestOutput(1, held, (7,)), RequestOutput(1, failure=RequestFailure(code, "why"))))
+    wait_for(lambda: channel.ended)
+    responses.close(5)
+    assert [(text_of(r), r["finish_reason"], final) for r, final in channel.replies] == [
+        (text, ["error"], False) for text in shown
+    ]
+    assert channel.failures == [RequestFailure(code, "why")]
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_response_that_cannot_be_made_ends_its_request_alone_with_an_error(finished: bool) -> None:
+    def raise_always(token_id: int) -> str:
+        raise KeyError(token_id)
+
+    cancelled: list[int] = []
+    responses, channel, good = make(cancelled), Channel(), Channel()
+    asked = ReplyOptions(True, "", 3, frozenset({"logprobs"}), logprobs=True)
+    responses.register(1, channel, ReplyBuilder(asked, raise_always, block_size=4))
+    responses.register(2, good, options())
+    reason = FinishReason.STOP if finished else None
+    responses.emit((RequestOutput(1, "a", (7,), (TokenLogprobs(7, -1.0, 1),), finish_reason=reason),))
+    responses.emit((RequestOutput(2, "a", (7,), finish_reason=FinishReason.STOP),))
+    wait_for(lambda: channel.ended and good.ended)
+    responses.close(5)
+    assert [failure.code for failure in channel.failures] == [ErrorCode.INTERNAL] and cancelled == [1]
+    assert not channel.replies and len(good.replies) == 1

@@ -43,7 +43,7 @@ class GuideLibrary:
         self._vocab_size = vocab_size
         self._num_tokens = max(vocab_size, tokenizer.num_tokens)
         try:
-            self._tokenizer = LLTokenizer(tokenizer.to_json(), self._num_tokens, list(eos_token_ids))
+            self._tokenizer = LLTokenizer(tokenizer.as_json(), self._num_tokens, list(eos_token_ids))
         except ValueError as error:
             raise SourceError(f"this model's tokenizer cannot be guided: {reason_of(str(error))}") from error
 

@@ -19,7 +19,7 @@ from nereid.statistics import EngineReport, FinishedRequest, Tally
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
+class LoadedEngine:
     """What does not change while a model is loaded. block_size: tokens.  loaded_at: seconds since the epoch."""
 
     block_size: int
@@ -46,15 +46,15 @@ def empty_series(spec: MetricSpec, labels: Labels) -> Iterator[Sample]:
         yield Sample(spec.name, 0.0, labels)
 
 
-def fixed_gauges(deployment: Deployment) -> Iterator[Sample]:
+def fixed_gauges(loaded: LoadedEngine) -> Iterator[Sample]:
     """What is said once."""
-    blocks = (("block_size", str(deployment.block_size)), ("num_gpu_blocks", str(deployment.num_blocks)))
+    blocks = (("block_size", str(loaded.block_size)), ("num_gpu_blocks", str(loaded.num_blocks)))
     yield Sample("vllm:cache_config_info", 1.0, blocks)
     adapters = (("max_lora", "0"), ("running_lora_adapters", ""), ("waiting_lora_adapters", ""))
-    yield Sample("vllm:lora_requests_info", deployment.loaded_at, adapters)
+    yield Sample("vllm:lora_requests_info", loaded.loaded_at, adapters)
 
 
-def gauges(stats: EngineStats, deployment: Deployment) -> Iterator[Sample]:
+def gauges(stats: EngineStats, loaded: LoadedEngine) -> Iterator[Sample]:
     """The state of the engine now."""
     yield Sample("vllm:num_requests_running", stats.num_running)
     yield Sample("vllm:num_requests_waiting", stats.num_waiting)
@@ -64,7 +64,7 @@ def gauges(stats: EngineStats, deployment: Deployment) -> Iterator[Sample]:
         "waiting": stats.num_waiting,
         "scheduled": stats.num_running,
         "active": stats.num_waiting + stats.num_running,
-        "max": deployment.max_num_seqs,
+        "max": loaded.max_num_seqs,
     }
     for kind, count in requests.items():
         yield Sample("nv_trt_llm_request_metrics", count, (("request_type", kind),))
@@ -72,7 +72,7 @@ def gauges(stats: EngineStats, deployment: Deployment) -> Iterator[Sample]:
         "used": stats.num_blocks_in_use,
         "free": stats.num_blocks - stats.num_blocks_in_use,
         "max": stats.num_blocks,
-        "tokens_per": deployment.block_size,
+        "tokens_per": loaded.block_size,
         "fraction": stats.kv_cache_usage,
     }
     for kind, value in blocks.items():

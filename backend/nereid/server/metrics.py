@@ -19,7 +19,7 @@ import triton_python_backend_utils as pb_utils
 
 from nereid.batch import EngineStats
 from nereid.server.metric_table import Kind, Labels, MetricSpec, metric_table
-from nereid.server.metric_values import Deployment, Sample, empty_series, fixed_gauges, gauges, growth, observations
+from nereid.server.metric_values import LoadedEngine, Sample, empty_series, fixed_gauges, gauges, growth, observations
 from nereid.server.outcomes import OutcomeReport
 from nereid.statistics import EngineReport
 
@@ -36,8 +36,8 @@ class EngineMetrics:
     they share a metric, the first to let go of it frees it under the other's hands and ends the server (2.51).
     """
 
-    def __init__(self, model_name: str, version: str, deployment: Deployment) -> None:
-        self._deployment = deployment
+    def __init__(self, model_name: str, version: str, loaded: LoadedEngine) -> None:
+        self._loaded = loaded
         # vLLM's own endpoint says model_name, its Triton backend and TensorRT-LLM's say model.
         self._own = {"model_name": model_name, "model": model_name, "version": version, "pid": str(os.getpid())}
         self._buckets: dict[str, tuple[float, ...]] = {}
@@ -47,14 +47,14 @@ class EngineMetrics:
         self._shown: dict[tuple[str, Labels], float] = {}
         self._num_preemptions = 0
         self._num_calls = 0
-        for spec in metric_table(deployment.max_model_len):
+        for spec in metric_table(loaded.max_model_len):
             self._add(spec)
-        self._set(fixed_gauges(deployment))
+        self._set(fixed_gauges(loaded))
 
     def show(self, stats: EngineStats) -> None:
         """Show the engine's state now."""
         with _ends_where_stuck():
-            self._set(gauges(stats, self._deployment))
+            self._set(gauges(stats, self._loaded))
             preempted = stats.num_preemptions - self._num_preemptions
             self._num_preemptions = stats.num_preemptions
             self._increment([Sample("vllm:num_preemptions_total", preempted)])

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nereid.server.tensors import INPUTS, OUTPUTS
+from nereid.server.tensors import INPUTS, OUTPUTS, declared, output_ranks
 
 if TYPE_CHECKING:
     from nereid.server.housekeeper import Housekeeper
@@ -31,16 +31,16 @@ class TritonPythonModel:
     def auto_complete_config(config: Any) -> Any:
         """Supply every tensor, so that a config.pbtxt may leave them out; what it says itself stays."""
         said = config.as_dict()
-        if said.get("max_batch_size"):
-            raise ValueError(f"max_batch_size: got {said['max_batch_size']}; allowed: 0 (Nereid batches by itself)")
+        batched = bool(said.get("max_batch_size"))
         known = {tensor["name"] for tensor in (*said.get("input", ()), *said.get("output", ()))}
-        for spec in INPUTS:
+        for spec in declared(INPUTS, batched=batched):
             if spec.name not in known:
                 config.add_input(spec.as_config(optional=True))
-        for spec in OUTPUTS:
+        for spec in declared(OUTPUTS, batched=batched):
             if spec.name not in known:
                 config.add_output(spec.as_config(optional=False))
-        config.set_max_batch_size(0)
+        if not batched:
+            config.set_max_batch_size(0)
         if "model_transaction_policy" not in said:
             config.set_model_transaction_policy({"decoupled": True})
         return config
@@ -57,6 +57,7 @@ class TritonPythonModel:
         from nereid.server.metrics import EngineMetrics
         from nereid.server.parent_arguments import parent_arguments
         from nereid.server.parent_watch import ParentWatch
+        from nereid.server.request_parser import Deployment
         from nereid.server.service import Service
         from nereid.server.tracing import make_tracer
         from nereid.server.triton_io import to_failure
@@ -65,16 +66,17 @@ class TritonPythonModel:
         name, version = args["model_name"], args["model_version"]
         _log_to_stderr(name)
         folder = Path(args["model_repository"]) / version
-        policy = json.loads(args["model_config"]).get("model_transaction_policy", {})
+        triton_config = json.loads(args["model_config"])
         config = EngineConfig.load(folder / SETTINGS_FILE)
-        decoupled = bool(policy.get("decoupled", False))
+        deployment = Deployment.of(triton_config, config)
+        self._ranks: dict[str, int] = output_ranks(triton_config)
         tracer = make_tracer(name, version, config.otlp_traces_endpoint, parent_arguments())
         self._tracer: Tracer | None = tracer
         try:
-            self._service: Service = Service(config, folder, decoupled=decoupled, to_failure=to_failure, tracer=tracer)
+            self._service: Service = Service(config, folder, deployment, to_failure, tracer)
         except ConfigError as error:
             raise ConfigError(f"{folder / SETTINGS_FILE}: {error}") from error
-        self._metrics: EngineMetrics = EngineMetrics(name, version, self._service.deployment)
+        self._metrics: EngineMetrics = EngineMetrics(name, version, self._service.loaded)
         self._watch: UnloadWatch = UnloadWatch(name, parent_address(), self._service.drain)
         # The parent first: to publish metrics to a server that is gone would wait for ever, and lock the interpreter.
         counts = at_most_every(_COUNTS_INTERVAL_S, self._add_counts)
@@ -94,7 +96,7 @@ class TritonPythonModel:
 
         self._watch.saw_ready()
         for request in requests:
-            self._service.accept(partial(read_request, request), TritonReplyChannel(request))
+            self._service.accept(partial(read_request, request), TritonReplyChannel(request, self._ranks))
 
     def is_ready(self) -> bool:
         """Asked by newer servers; 2.51 does not ask."""
@@ -113,3 +115,4 @@ class TritonPythonModel:
 def _log_to_stderr(model_name: str) -> None:
     # The server passes its stub's stderr on; basicConfig does nothing where logging is set up already.
     logging.basicConfig(format=f"%(asctime)s {model_name} %(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    logging.getLogger("nereid").setLevel(os.environ.get("NEREID_LOG_LEVEL", "INFO"))

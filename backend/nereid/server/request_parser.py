@@ -1,201 +1,176 @@
 """RequestParser: what a client sent -> a Request for the engine and how to answer it, or a typed error for it alone.
 
 Pure but for the counter of request ids. Takes plain values (numpy arrays, a dict): no server is needed to test it.
+Joins the rooms that know one thing each: `sources` (fields), `prompt`, `parameters`, `guides`, `reply`.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
-from dataclasses import dataclass
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from nereid.config import EngineConfig
 from nereid.errors import InvalidRequestError
-from nereid.request import Request, SamplingParams
-from nereid.server.parameters import TIMEOUT, Limits, parse_json_object, parse_parameters
-from nereid.tokenization.tokenizer import Tokenizer
+from nereid.request import Guide, Request, SamplingParams
+from nereid.server.parameters import Limits, sampling_of
+from nereid.server.prompt import Prompt, PromptReader
+from nereid.server.reply import ReplyBuilder, ReplyOptions
+from nereid.server.sources import RawRequest, read_fields
+from nereid.server.texts import Texts
 
-# Names that mean something to the server, which hands them on among a request's parameters all the same.
-_RESERVED = frozenset({"id", "priority", "timeout", "headers", "binary_data_output"})
-_RESERVED_PREFIX = "triton_"
-
-
-@dataclass(frozen=True, slots=True)
-class RawRequest:
-    """A request as the server gave it: input tensors by name, request parameters, arrival in monotonic seconds."""
-
-    inputs: Mapping[str, npt.NDArray[np.generic]]
-    parameters: Mapping[str, object]
-    arrival_time: float
+_LOG = logging.getLogger(__name__)
+_SWITCH = "return_"
+# Making a guide ready takes as long as a long prompt.
+_GUIDE_SIZE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class ReplyOptions:
-    """How a request wants its answer. prefix: what a single response begins with (the prompt, or nothing)."""
+class Deployment:
+    """What a model's config.pbtxt and settings say of its requests.
 
-    stream: bool
-    prefix: str
-    return_finish_reason: bool
-    return_num_input_tokens: bool
-    return_num_output_tokens: bool
-    num_input_tokens: int
+    decoupled: more than one response may be sent.  batched: tensors have a leading dimension, as those of
+    TensorRT-LLM's clients.  warns_of_unknown: unknown parameters are not refused.
+    """
+
+    decoupled: bool
+    batched: bool = False
+    warns_of_unknown: bool = False
+
+    @classmethod
+    def of(cls, triton_config: Mapping[str, Any], config: EngineConfig) -> Deployment:
+        """triton_config: Triton's configuration of the model, with all that was supplied to it."""
+        return cls(
+            decoupled=bool(triton_config.get("model_transaction_policy", {}).get("decoupled", False)),
+            batched=bool(triton_config.get("max_batch_size")),
+            warns_of_unknown=config.unknown_parameters == "warn",
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedRequest:
-    """A request whose every field is right, but for its prompt's length in tokens: that is known once it is encoded.
+    """A request whose every field is right, but for what its encoding brings to light.
 
-    Exactly one of text and token_ids is set.  deadline: monotonic seconds.
+    fields: what the client said, by field.  deadline: monotonic seconds.  echo: the text begins with the prompt.
     """
 
-    text: str | None
-    token_ids: tuple[int, ...] | None
+    fields: Mapping[str, Any]
+    prompt: Prompt
     sampling: SamplingParams
     arrival_time: float
     deadline: float
     stream: bool
     echo: bool
-    return_finish_reason: bool
-    return_num_input_tokens: bool
-    return_num_output_tokens: bool
+
+    @property
+    def size(self) -> int:
+        """How much there is to encode, in characters, about."""
+        return self.prompt.size + (0 if self.sampling.guide is None else _GUIDE_SIZE)
 
 
 class RequestParser:
     """Checks requests against one model."""
 
-    def __init__(self, tokenizer: Tokenizer, limits: Limits, max_model_len: int, *, decoupled: bool) -> None:
-        """max_model_len: in tokens.  decoupled: whether the deployment can send more than one response."""
-        self._tokenizer = tokenizer
+    def __init__(
+        self,
+        limits: Limits,
+        texts: Texts,
+        deployment: Deployment,
+        *,
+        max_model_len: int,
+        block_size: int,
+        check_guide: Callable[[Guide], object] | None = None,
+    ) -> None:
+        """max_model_len, block_size: in tokens.  check_guide: raises InvalidRequestError for a guide that cannot be
+        followed; None takes every guide."""
         self._limits = limits
-        self._max_model_len = max_model_len
-        self._max_chars = max_model_len * tokenizer.longest_token
-        self._decoupled = decoupled
+        self._texts = texts
+        self._deployment = deployment
+        self._prompts = PromptReader(texts.tokenizer, texts.chat, limits, max_model_len)
+        self._block_size = block_size
+        self._check_guide = check_guide
         self._ids = itertools.count(1)
 
     def check(self, raw: RawRequest) -> CheckedRequest:
         """Everything but the encoding, which may take long. Raises InvalidRequestError."""
-        text, token_ids = self._prompt(raw)
-        sampling, timeout_ms = parse_parameters(self._given_parameters(raw), self._limits)
-        stream = _flag(raw, "stream") or False
-        if stream and not self._decoupled:
+        deployment = self._deployment
+        fields = read_fields(raw, batched=deployment.batched, warn_of_unknown=deployment.warns_of_unknown)
+        prompt = self._prompts.check(fields)
+        stream = fields.get("stream", False)
+        if stream and not deployment.decoupled:
             raise InvalidRequestError.of_field("stream", True, "false: this model is deployed with decoupled: false")
-        exclude = _flag(raw, "exclude_input_in_output")
-        if stream and exclude is False:
-            raise InvalidRequestError.of_field("exclude_input_in_output", False, "true, or absent, in a stream")
+        timeout_ms = fields.get("timeout_ms", self._limits.default_timeout_ms)
         return CheckedRequest(
-            text,
-            token_ids,
-            sampling,
+            fields,
+            prompt,
+            sampling_of(fields, self._limits),
             arrival_time=raw.arrival_time,
             deadline=raw.arrival_time + timeout_ms / 1e3,
             stream=stream,
-            echo=not stream and not exclude,
-            return_finish_reason=_flag(raw, "return_finish_reason") or False,
-            return_num_input_tokens=_flag(raw, "return_num_input_tokens") or False,
-            return_num_output_tokens=_flag(raw, "return_num_output_tokens") or False,
+            echo=self._echo(fields, stream=stream),
         )
 
-    def encode(self, checked: CheckedRequest) -> tuple[Request, ReplyOptions]:
-        """The engine's request, and how to answer it. Raises InvalidRequestError."""
-        token_ids = self._encoded(checked)
-        text = self._tokenizer.decode(token_ids) if checked.echo and checked.text is None else checked.text
-        request = Request(next(self._ids), token_ids, checked.sampling, checked.arrival_time, deadline=checked.deadline)
-        return request, ReplyOptions(
+    def _echo(self, fields: Mapping[str, Any], *, stream: bool) -> bool:
+        """By default a single response to a text begins with it, as the vLLM backend's does; a stream and the answer to
+        messages do not."""
+        echo, exclude = fields.get("echo"), fields.get("exclude_input_in_output")
+        if echo is not None and exclude is not None and echo is exclude:
+            allowed = f"{str(not exclude).lower()}, or absent, with exclude_input_in_output {str(exclude).lower()}"
+            raise InvalidRequestError.of_field("echo", echo, allowed)
+        if echo is not None:
+            return bool(echo)
+        # TensorRT-LLM's clients always say it, and mean nothing by it in a stream.
+        if stream and exclude is False and not self._deployment.batched:
+            raise InvalidRequestError.of_field("exclude_input_in_output", False, "true, or absent, in a stream")
+        return not stream and not exclude and "messages" not in fields
+
+    def encode(self, checked: CheckedRequest) -> tuple[Request, ReplyBuilder]:
+        """The engine's request, and what makes its responses. Raises InvalidRequestError."""
+        fields = checked.fields
+        sampling = self._with_words(checked.sampling, fields)
+        if sampling.guide is not None and self._check_guide is not None:
+            self._check_guide(sampling.guide)
+        token_ids, text = self._prompts.encode(checked.prompt, echo=checked.echo)
+        request = Request(
+            next(self._ids),
+            token_ids,
+            sampling,
+            checked.arrival_time,
+            deadline=checked.deadline,
+            priority=fields.get("priority", 0),
+            cache_salt=fields.get("cache_salt", ""),
+            cache=fields.get("cache", True),
+            speculation=fields.get("speculation", True),
+        )
+        _LOG.debug("request %d: %d tokens, %s", request.request_id, len(token_ids), sampling)
+        options = ReplyOptions(
             checked.stream,
-            (text or "") if checked.echo else "",
-            checked.return_finish_reason,
-            checked.return_num_input_tokens,
-            checked.return_num_output_tokens,
+            text,
             len(token_ids),
+            frozenset(name.removeprefix(_SWITCH) for name in fields if name.startswith(_SWITCH) and fields[name]),
+            logprobs="logprobs" in fields,
+            prompt_logprobs=sampling.prompt_logprobs is not None,
         )
+        return request, ReplyBuilder(options, self._texts.spell, self._block_size)
 
-    def _prompt(self, raw: RawRequest) -> tuple[str | None, tuple[int, ...] | None]:
-        text, ids = _text(raw, "text_input"), raw.inputs.get("input_ids")
-        if (text is None) == (ids is None):
-            given = "neither" if text is None else "both"
-            raise InvalidRequestError(f"text_input, input_ids: got {given}; allowed: exactly one of the two")
-        if text is not None and len(text) > self._max_chars:
-            raise InvalidRequestError(
-                f"text_input: got {len(text)} characters; allowed: at most max_model_len - 1 = "
-                f"{self._max_model_len - 1} tokens, which no text of over {self._max_chars} characters is"
-            )
-        return text, None if ids is None else self._checked_ids(ids)
-
-    def _encoded(self, checked: CheckedRequest) -> tuple[int, ...]:
-        if checked.text is None:
-            return checked.token_ids or ()
-        token_ids = self._tokenizer.encode(checked.text)
-        self._check_length("text_input", len(token_ids))
-        # A tokenizer may know more tokens than the model was given (an added padding token, say).
-        if (largest := max(token_ids)) >= self._limits.vocab_size:
-            token = f"{self._tokenizer.name_of(largest)!r} (id {largest})"
-            allowed = f"tokens of the model's vocabulary, ids 0 to {self._limits.vocab_size - 1}"
-            raise InvalidRequestError(f"text_input: got the token {token}; allowed: {allowed}")
-        return token_ids
-
-    def _check_length(self, field: str, length: int) -> None:
-        if length < 1:
-            raise InvalidRequestError(f"{field}: got a prompt without tokens; allowed: at least one token")
-        if length >= self._max_model_len:
-            most = f"{self._max_model_len - 1} tokens (max_model_len {self._max_model_len}, output included)"
-            raise InvalidRequestError(f"{field}: got a prompt of {length} tokens; allowed: at most {most}")
-
-    @staticmethod
-    def _given_parameters(raw: RawRequest) -> dict[str, object]:
-        """sampling_parameters where it is given, else the request's parameters; timeout_ms from either."""
-        own = {
-            name: value
-            for name, value in raw.parameters.items()
-            if name not in _RESERVED and not name.startswith(_RESERVED_PREFIX)
-        }
-        text = _text(raw, "sampling_parameters")
-        if text is None:
-            return own
-        return {TIMEOUT: own.get(TIMEOUT), **parse_json_object("sampling_parameters", text)}
-
-    def _checked_ids(self, ids: npt.NDArray[np.generic]) -> tuple[int, ...]:
-        if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
-            raise InvalidRequestError.of_field(
-                "input_ids", f"{ids.dtype}{list(ids.shape)}", "integers in one dimension"
-            )
-        self._check_length("input_ids", ids.size)
-        token_ids: list[int] = ids.tolist()
-        for token_id in token_ids:
-            if not 0 <= token_id < self._limits.vocab_size:
-                allowed = f"token ids from 0 to {self._limits.vocab_size - 1}"
-                raise InvalidRequestError.of_field("input_ids", token_id, allowed)
-        return tuple(token_ids)
-
-
-def _single(raw: RawRequest, name: str) -> object | None:
-    """The one element of an input; None where it is absent."""
-    array = raw.inputs.get(name)
-    if array is None:
-        return None
-    if array.size != 1:
-        raise InvalidRequestError.of_field(name, f"{array.size} elements", "exactly one element")
-    value: object = array.reshape(-1)[0]
-    return value
-
-
-def _text(raw: RawRequest, name: str) -> str | None:
-    value = _single(raw, name)
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, bytes):
-        raise InvalidRequestError.of_field(name, type(value).__name__, "a STRING tensor")
-    try:
-        return value.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidRequestError.of_field(
-            name, value, f"text in UTF-8 ({error.reason} at byte {error.start})"
-        ) from error
-
-
-def _flag(raw: RawRequest, name: str) -> bool | None:
-    value = _single(raw, name)
-    if value is None or isinstance(value, (bool, np.bool_)):
-        return None if value is None else bool(value)
-    raise InvalidRequestError.of_field(name, value, "a BOOL tensor")
+    def _with_words(self, sampling: SamplingParams, fields: Mapping[str, Any]) -> SamplingParams:
+        """The words that are banned or biased, as token ids."""
+        if words := fields.get("bad_words"):
+            sampling = replace(sampling, bad_words=self._texts.word_ids(words))
+        words, weights = fields.get("embedding_bias_words", ()), fields.get("embedding_bias_weights", ())
+        if len(words) != len(weights):
+            allowed = f"as many as embedding_bias_words, {len(words)}"
+            raise InvalidRequestError.of_field("embedding_bias_weights", f"{len(weights)} weights", allowed)
+        if not words:
+            return sampling
+        biases = defaultdict(float, sampling.logit_bias)
+        for ids, weight in zip(self._texts.literal.encode_texts(words), weights, strict=True):
+            for token_id in set(ids):
+                biases[token_id] += weight
+        for bias in biases.values():
+            if not -100 <= bias <= 100:
+                raise InvalidRequestError.of_field("embedding_bias_weights", bias, "-100 to 100 for each token")
+        return replace(sampling, logit_bias=tuple(biases.items()))

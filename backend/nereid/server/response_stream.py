@@ -16,31 +16,21 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from nereid.request import RequestFailure, RequestOutput
+from nereid.errors import ErrorCode
+from nereid.request import FinishReason, RequestFailure, RequestOutput
 from nereid.server.outcomes import Outcomes
-from nereid.server.request_parser import ReplyOptions
+from nereid.server.reply import Reply, ReplyBuilder
 
 _LOG = logging.getLogger(__name__)
-_NOTHING_ASKED = ReplyOptions(False, "", False, False, False, 0)
 _POLL_INTERVAL_S = 0.05
 _POLL_COST_S = 100e-6  # of one `cancelled`, measured
 _POLL_SHARE = 0.05  # of this thread's time at most
 
 # The server's trace context, when the request came here (monotonic seconds), its last output.
 Trace = Callable[[str, float, RequestOutput], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The values of one response; None leaves the tensor out."""
-
-    text_output: str
-    finish_reason: str | None
-    num_input_tokens: int | None
-    num_output_tokens: int | None
 
 
 class ReplyChannel(Protocol):
@@ -65,20 +55,26 @@ class ReplyChannel(Protocol):
 @dataclass(slots=True)
 class _Mailbox:
     channel: ReplyChannel
-    options: ReplyOptions
+    builder: ReplyBuilder | None  # None: nothing but a failure will come
     pending: RequestOutput | None = None
+    num_merged: int = 0
     opened: float = field(default_factory=time.monotonic)
+
+    @property
+    def streams(self) -> bool:
+        return self.builder is not None and self.builder.options.stream
 
     def put(self, output: RequestOutput) -> bool:
         """Take an output; whether it has to share a response with the one before, which could have been sent."""
-        merges = self.options.stream and self.pending is not None and bool(self.pending.text)
+        merges = self.streams and self.pending is not None and bool(self.pending.text)
+        self.num_merged += merges
         self.pending = output if self.pending is None else self.pending.merge(output)
         return merges
 
     def take_ready(self) -> RequestOutput | None:
         """What can be sent now: the end, or new text of a stream."""
         pending = self.pending
-        if pending is None or not (pending.finished or (self.options.stream and pending.text)):
+        if pending is None or not (pending.finished or (self.streams and pending.text)):
             return None
         self.pending = None
         return pending
@@ -101,14 +97,14 @@ class ResponseStream:
     def start(self) -> None:
         self._thread.start()
 
-    def register(self, request_id: int, channel: ReplyChannel, options: ReplyOptions) -> None:
+    def register(self, request_id: int, channel: ReplyChannel, builder: ReplyBuilder | None) -> None:
         """Make a mailbox; its channel is let go with the final response."""
-        self._mailboxes[request_id] = _Mailbox(channel, options)
+        self._mailboxes[request_id] = _Mailbox(channel, builder)
 
     def refuse(self, channel: ReplyChannel, failure: RequestFailure) -> None:
         """End a request that never reached the engine; by the sender, as all others, and not from within `execute`."""
         request_id = next(self._refused_ids)
-        self.register(request_id, channel, _NOTHING_ASKED)
+        self.register(request_id, channel, None)
         self.emit((RequestOutput(request_id, failure=failure),))
 
     def emit(self, outputs: tuple[RequestOutput, ...]) -> None:
@@ -148,14 +144,18 @@ class ResponseStream:
                 self._send(request_id, mailbox, output)
 
     def _send(self, request_id: int, mailbox: _Mailbox, output: RequestOutput) -> None:
+        reply, failure = _made(mailbox, output)
+        if failure is not output.failure:
+            self._cancel(request_id)
+            output = replace(output, failure=failure)
         if output.finished:
             del self._mailboxes[request_id]
             self._outcomes.ended(output)
         try:
-            if output.failure is not None:
-                mailbox.channel.fail(output.failure)
-            else:
-                mailbox.channel.send(make_reply(output, mailbox.options), final=output.finished)
+            if reply is not None:
+                mailbox.channel.send(reply, final=output.finished and failure is None)
+            if failure is not None:
+                mailbox.channel.fail(failure)
         except Exception:
             _LOG.warning("request %d: its response could not be sent", request_id, exc_info=True)
             self._cancel(request_id)
@@ -174,12 +174,16 @@ class ResponseStream:
         self._next_poll = now + max(_POLL_INTERVAL_S, len(mailboxes) * _POLL_COST_S / _POLL_SHARE)
 
 
-def make_reply(output: RequestOutput, options: ReplyOptions) -> Reply:
-    """The response that shows `output` as the request wants it."""
-    reason = output.finish_reason.value if output.finish_reason else "None"  # "None" as in the vLLM backend
-    return Reply(
-        options.prefix + output.text,
-        reason if options.return_finish_reason else None,
-        options.num_input_tokens if options.return_num_input_tokens else None,
-        len(output.token_ids) if options.return_num_output_tokens else None,
-    )
+def _made(mailbox: _Mailbox, output: RequestOutput) -> tuple[Reply | None, RequestFailure | None]:
+    """A reply, or a failure; or both: a stream that broke off, not by its client's will, first gets what was held."""
+    failure, builder = output.failure, mailbox.builder
+    broke_off = mailbox.streams and output.text and failure is not None and failure.code is not ErrorCode.CANCELLED
+    if builder is None or (failure is not None and not broke_off):
+        return None, failure
+    reason = None if failure is None else FinishReason.ERROR.value
+    try:
+        return builder.build(output, num_merged=mailbox.num_merged, reason=reason), failure
+    except Exception as error:
+        _LOG.exception("request %d: its response could not be made", output.request_id)
+        kind = type(error).__name__
+        return None, failure or RequestFailure(ErrorCode.INTERNAL, f"internal error ({kind}); see the server's log")

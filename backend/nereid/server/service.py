@@ -14,11 +14,13 @@ from nereid.config import EngineConfig
 from nereid.errors import EngineStoppedError, QueueTimeoutError, RequestCancelledError
 from nereid.request import RequestFailure
 from nereid.server.encoder_pool import EncoderPool
-from nereid.server.metric_values import Deployment
+from nereid.server.metric_values import LoadedEngine
 from nereid.server.outcomes import Outcomes
 from nereid.server.parameters import Limits
-from nereid.server.request_parser import CheckedRequest, RawRequest, RequestParser
+from nereid.server.request_parser import CheckedRequest, Deployment, RequestParser
 from nereid.server.response_stream import ReplyChannel, ResponseStream
+from nereid.server.sources import RawRequest
+from nereid.server.texts import Texts
 from nereid.server.tracing import Tracer
 
 _CLOSE_S = 5.0
@@ -30,7 +32,12 @@ class Service:
     """Loads the model when made, serves until closed."""
 
     def __init__(
-        self, config: EngineConfig, base: Path, *, decoupled: bool, to_failure: ToFailure, tracer: Tracer | None = None
+        self,
+        config: EngineConfig,
+        base: Path,
+        deployment: Deployment,
+        to_failure: ToFailure,
+        tracer: Tracer | None = None,
     ) -> None:
         """base: what a relative model directory is relative to.  to_failure: any error as what a client is told.
         tracer: where requests are traced.
@@ -45,15 +52,26 @@ class Service:
         self._stream = ResponseStream(lambda request_id: self.engine.cancel(request_id), self.outcomes, trace)
         built = build_engine(config, base, self._stream.emit)
         self.engine = built.engine
-        self.deployment = Deployment(
+        self.loaded = LoadedEngine(
             config.block_size,
             self.engine.stats.num_blocks,
             config.max_num_seqs,
             self.engine.max_model_len,
             time.time(),
         )
-        limits = Limits(built.model_config.vocab_size, config.default_max_tokens, config.default_timeout_ms)
-        self._parser = RequestParser(built.tokenizer, limits, self.engine.max_model_len, decoupled=decoupled)
+        try:
+            texts = Texts.of_model(built.tokenizer, built.directory)
+        except BaseException:
+            self.engine.shutdown(0.0)
+            raise
+        self._parser = RequestParser(
+            Limits.of(config, built.model_config.vocab_size),
+            texts,
+            deployment,
+            max_model_len=self.engine.max_model_len,
+            block_size=config.block_size,
+            check_guide=built.compiler.compile,
+        )
         self._encoders = EncoderPool(config.tokenizer_threads, config.max_queue_size)
         self._stream.start()
 
@@ -64,15 +82,15 @@ class Service:
         """
         try:
             checked = self._parser.check(read())
-            self._encoders.run(len(checked.text or ""), lambda: self._submit(checked, channel))
+            self._encoders.run(checked.size, lambda: self._submit(checked, channel))
         except Exception as error:  # this request's alone
             self._stream.refuse(channel, self._to_failure(error))
 
     def _submit(self, checked: CheckedRequest, channel: ReplyChannel) -> None:
         try:
             self._refuse_late(checked, channel)
-            request, options = self._parser.encode(checked)
-            self._stream.register(request.request_id, channel, options)
+            request, builder = self._parser.encode(checked)
+            self._stream.register(request.request_id, channel, builder)
             self.engine.submit(request)
         except Exception as error:
             self._stream.refuse(channel, self._to_failure(error))
@@ -83,7 +101,7 @@ class Service:
             raise EngineStoppedError()
         if time.monotonic() >= checked.deadline:
             raise QueueTimeoutError("timeout_ms was over before the prompt could be encoded")
-        if self._encoders.is_long(len(checked.text or "")) and channel.cancelled():
+        if self._encoders.is_long(checked.size) and channel.cancelled():
             raise RequestCancelledError("the request was cancelled")
 
     def drain(self) -> None:

@@ -9,36 +9,35 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from nereid.errors import InvalidRequestError, NereidError, shorten
+from nereid.errors import ErrorCode, InvalidRequestError, NereidError, shorten
 from nereid.request import RequestFailure
-from nereid.server.request_parser import RawRequest
-from nereid.server.response_stream import Reply
-from nereid.server.tensors import INPUTS
+from nereid.server.reply import Reply
+from nereid.server.sources import RawRequest
+from nereid.server.tensors import OUTPUTS
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+_DTYPES = {"TYPE_STRING": np.object_, "TYPE_UINT32": np.uint32, "TYPE_INT32": np.int32, "TYPE_INT64": np.int64,
+           "TYPE_FP32": np.float32}  # fmt: skip
+_OUTPUT_DTYPES = {spec.name: _DTYPES[spec.data_type] for spec in OUTPUTS}
 
 
 def read_request(request: Any) -> RawRequest:
     """The request's tensors and parameters. Raises InvalidRequestError where a tensor cannot be read."""
-    inputs = {}
-    for spec in INPUTS:
-        tensor = pb_utils.get_input_tensor_by_name(request, spec.name)
-        if tensor is not None:
-            inputs[spec.name] = _as_numpy(spec.name, tensor)
+    inputs = {tensor.name(): _as_numpy(tensor) for tensor in request.inputs()}
     return RawRequest(inputs, json.loads(request.parameters() or "{}"), time.monotonic())
 
 
-def _as_numpy(name: str, tensor: Any) -> np.ndarray[Any, Any]:
+def _as_numpy(tensor: Any) -> np.ndarray[Any, Any]:
     try:
         array: np.ndarray[Any, Any] = tensor.as_numpy()
     except Exception as error:  # of the stub's own kinds, for bytes without a right length prefix
-        raise InvalidRequestError(f"{name}: the tensor's bytes cannot be read: {error}") from error
+        raise InvalidRequestError(f"{tensor.name()}: the tensor's bytes cannot be read: {error}") from error
     return array
 
 
@@ -46,6 +45,8 @@ def to_failure(error: BaseException) -> RequestFailure:
     """An error as data; one that nobody foresaw shows its type alone to the client, and its trace to the log."""
     if isinstance(error, NereidError):
         return RequestFailure(error.code, str(error))
+    if isinstance(error, RecursionError):  # all else that recurses has a fixed depth
+        return RequestFailure(ErrorCode.INVALID_ARGUMENT, "got JSON that is nested too deeply")
     logging.getLogger(__name__).error("unforeseen error", exc_info=error)
     return RequestFailure(NereidError.code, f"internal error ({type(error).__name__}); see the server's log")
 
@@ -53,14 +54,16 @@ def to_failure(error: BaseException) -> RequestFailure:
 class TritonReplyChannel:
     """The responses of one request."""
 
-    def __init__(self, request: Any) -> None:
+    def __init__(self, request: Any, ranks: Mapping[str, int]) -> None:
+        """ranks: how many dimensions each output of the deployment has."""
+        self._ranks = ranks
         self._request_id: str = request.request_id()
         self._sender: Any = request.get_response_sender()
         # Where the server traces this request with OpenTelemetry: the W3C headers of its span, as a JSON object.
         self.trace_context: str | None = request.trace().get_context()
 
     def send(self, reply: Reply, *, final: bool) -> None:
-        self._send(pb_utils.InferenceResponse(output_tensors=_tensors(reply)), final=final)
+        self._send(pb_utils.InferenceResponse(output_tensors=_tensors(reply, self._ranks)), final=final)
 
     def fail(self, failure: RequestFailure) -> None:
         # A gRPC stream's errors carry neither code nor request id: the message has to.
@@ -79,15 +82,13 @@ class TritonReplyChannel:
         sender.send(response, flags=_FINAL if final else 0)
 
 
-def _tensors(reply: Reply) -> Sequence[Any]:
-    tensors = [_strings("text_output", reply.text_output)]
-    if reply.finish_reason is not None:
-        tensors.append(_strings("finish_reason", reply.finish_reason))
-    for name, count in (("num_input_tokens", reply.num_input_tokens), ("num_output_tokens", reply.num_output_tokens)):
-        if count is not None:
-            tensors.append(pb_utils.Tensor(name, np.array([count], dtype=np.uint32)))
+def _tensors(reply: Reply, ranks: Mapping[str, int]) -> list[Any]:
+    """The values as tensors, under as many leading dimensions of 1 as the deployment wants; what it has no output for
+    is left out."""
+    tensors = []
+    for name, values in reply.items():
+        if name in ranks:
+            encoded = [value.encode("utf-8") if isinstance(value, str) else value for value in values]
+            array = np.array(encoded, dtype=_OUTPUT_DTYPES[name])
+            tensors.append(pb_utils.Tensor(name, array.reshape((*(1,) * (ranks[name] - 1), len(encoded)))))
     return tensors
-
-
-def _strings(name: str, text: str) -> Any:
-    return pb_utils.Tensor(name, np.array([text.encode("utf-8")], dtype=object))

@@ -1,6 +1,7 @@
 """ChatTemplate: messages -> the prompt that a model was trained to answer. Owns a compiled Jinja template.
 
-The template comes with the model and is not trusted: it runs in Jinja's sandbox and can change nothing.
+The template comes with the model and is not trusted: it runs in Jinja's sandbox and can change nothing. It finds what
+it finds in transformers' apply_chat_template, of which this gives the same text.
 """
 
 from __future__ import annotations
@@ -9,11 +10,20 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from nereid.errors import InvalidRequestError, ModelLoadError
+
+Message = Mapping[str, Any]
+
+_FOR_TOOLS = "tool_use"  # of several templates, the one for requests with tools
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class ChatTemplate:
@@ -24,35 +34,89 @@ class ChatTemplate:
         path, own_file = directory / "tokenizer_config.json", directory / "chat_template.jinja"
         try:
             config = json.loads(path.read_text("utf-8"))
-            source = own_file.read_text("utf-8") if own_file.exists() else config["chat_template"]
-            self._template = _environment().from_string(source)
-        except (OSError, ValueError, KeyError, TypeError, jinja2.TemplateError) as error:
+            sources = _named(own_file.read_text("utf-8") if own_file.exists() else config["chat_template"])
+            environment = _environment()
+            self._templates = {name: environment.from_string(source) for name, source in sources.items()}
+            self._default = self._templates.get("default") or next(iter(self._templates.values()))
+        except (OSError, ValueError, LookupError, TypeError, StopIteration, jinja2.TemplateError) as error:
             raise ModelLoadError(f"{path}: no usable chat_template: {type(error).__name__}: {error}") from error
-        self._special = {name: _content(config.get(name)) for name in ("bos_token", "eos_token")}
+        self._special = {name: _content(config[name]) for name in _SPECIAL if config.get(name) is not None}
 
-    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
-        """The prompt for `messages` (each with `role` and `content`), up to where the assistant begins.
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[object] | None = None,
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
+        """The prompt for `messages` (each with `role` and `content`), up to where the assistant begins, or with
+        continue_final_message up to the end of the last content. variables: further ones for the template.
 
         Raises InvalidRequestError where the template refuses them.
         """
+        template = self._templates.get(_FOR_TOOLS, self._default) if tools else self._default
+        given = {**self._special, **(variables or {}), "messages": messages, "tools": tools, "documents": None}
         try:
-            return self._template.render(
-                messages=messages, add_generation_prompt=add_generation_prompt, **self._special
-            )
-        except (jinja2.TemplateError, TypeError) as error:
+            text = template.render(**given, add_generation_prompt=add_generation_prompt)
+        except Exception as error:  # a template is a program: it may raise anything
             raise InvalidRequestError(f"messages: the model's chat template refuses them: {error}") from error
+        return _cut_after(text, messages[-1]["content"]) if continue_final_message else text
+
+
+def _cut_after(text: str, content: str) -> str:
+    """`text` up to the end of the last message's content, which a template may have stripped of white space."""
+    for said in (content, content.rstrip(), content.strip()):
+        if said and (start := text.rfind(said)) >= 0:
+            return text[: start + len(said)]
+    raise InvalidRequestError("continue_final_message: got true; allowed: false, since the model's chat template does "
+                              "not show the last message's content as it is")  # fmt: skip
+
+
+def _named(source: object) -> dict[str, str]:
+    """Templates by name: most models have one, some a list."""
+    if isinstance(source, str):
+        return {"default": source}
+    if not isinstance(source, list):
+        raise TypeError("neither a text nor a list of templates")
+    return {str(entry["name"]): entry["template"] for entry in source}
 
 
 def _content(token: object) -> str:
     """A special token as text: transformers writes it plain, or as an object with its content."""
-    return str(token.get("content", "")) if isinstance(token, Mapping) else str(token or "")
+    return str(token.get("content", "")) if isinstance(token, Mapping) else str(token)
+
+
+class _Generation(Extension):
+    """`{% generation %}`: marks what the assistant says, for training; here its content alone counts."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+    )
+    environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Unlike Jinja's own, not escaped for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise(message: str) -> None:

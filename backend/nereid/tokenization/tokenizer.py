@@ -7,7 +7,7 @@ what makes a fast tokenizer raise "Already borrowed"; both are switched off here
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -32,9 +32,10 @@ class Tokenizer:
         vocabulary = tokenizer.get_vocab()
         self._longest_token = max(map(len, vocabulary), default=1)
         self._num_tokens = max(vocabulary.values(), default=-1) + 1
-        self._control_ids = frozenset(
-            token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
-        )
+        self._control_ids = {
+            token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        }
+        self._hidden_ids = frozenset(self._control_ids.values())
 
     @property
     def longest_token(self) -> int:
@@ -46,23 +47,29 @@ class Tokenizer:
         """Token ids are below this, those of added tokens too."""
         return self._num_tokens
 
-    def to_json(self) -> str:
-        """The tokenizer as a `tokenizer.json`, for a library that reads it by itself."""
+    @property
+    def control_ids(self) -> Mapping[str, int]:
+        """Control tokens: ids by spelling."""
+        return self._control_ids
+
+    def as_json(self) -> str:
+        """The tokenizer as its file has it, for one who makes another of it, and for a library that reads it."""
         text: str = self._tokenizer.to_str()
         return text
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids, with what the tokenizer's own template adds (a BOS where the model has one).
+    def encode(self, text: str, *, field: str = "text_input", complete: bool = False) -> tuple[int, ...]:
+        """Token ids, with what the tokenizer's own template adds (a BOS where the model has one) unless `text` is
+        `complete`, as a rendered chat template is.
 
         The spelling of a control token in `text` becomes that token: text is taken as a finished prompt.
-        Raises InvalidRequestError for text that is not Unicode (lone surrogates).
+        Raises InvalidRequestError of `field` for text that is not Unicode (lone surrogates).
         """
         try:
             # A batch of one, since a single `encode` keeps all other threads of Python waiting (the GIL).
-            (encoding,) = self._tokenizer.encode_batch([text])
+            (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=not complete)
             return tuple(encoding.ids)
-        except UnicodeEncodeError as error:
-            raise InvalidRequestError.of_field("text_input", text, "Unicode text without lone surrogates") from error
+        except (UnicodeEncodeError, TypeError) as error:  # the latter of a batch
+            raise InvalidRequestError.of_field(field, text, "Unicode text without lone surrogates") from error
 
     def decode(self, token_ids: Sequence[int], *, control_tokens: bool = False) -> str:
         """The text of `token_ids`, control tokens left out or spelled; ids that name no token give no text."""
@@ -79,7 +86,7 @@ class Tokenizer:
 
     def is_shown(self, token_id: int, *, control_tokens: bool = False) -> bool:
         """Whether the id can give text: it is no control token (or these are shown), and names a token at all."""
-        if token_id in self._control_ids and not control_tokens:
+        if token_id in self._hidden_ids and not control_tokens:
             return False
         return self._tokenizer.id_to_token(token_id) is not None
 
