@@ -7,6 +7,7 @@ afterwards only what changed. The executor keeps the tokens; the plan carries co
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from nereid.request import SamplingParams, TokenLogprobs
 
@@ -65,13 +66,20 @@ class GuideMasks:
     bitmask: bytes
 
 
+class DrawFault(Enum):
+    """Why no token could be drawn."""
+
+    NOT_FINITE = "the logits are not finite"
+    NONE_LEFT = "masks, biases and penalties leave none"
+
+
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """A drawn token. error: why none could be drawn (the id is then -1).  logprobs: where they were asked for."""
+    """A drawn token. fault: why there is none (the id is then -1).  logprobs: where they were asked for."""
 
     request_id: int
     token_id: int
-    error: str | None = None
+    fault: DrawFault | None = None
     logprobs: TokenLogprobs | None = None
 
 

@@ -11,17 +11,19 @@ from collections.abc import Iterator
 from concurrent import futures
 from dataclasses import dataclass, replace
 
-from nereid.batch import Capacity, EngineStats, GuideMasks, SchedulerOutput, StepResult
+from nereid.batch import Capacity, DrawFault, EngineStats, GuideMasks, SchedulerOutput, StepResult
 from nereid.config import EngineConfig
 from nereid.errors import (
     EngineStoppedError,
     ExecutorError,
     GuideError,
     NereidError,
+    NoTokenError,
     NumericsError,
     QueueFullError,
     QueueTimeoutError,
     RequestCancelledError,
+    RequestError,
 )
 from nereid.executor import Executor
 from nereid.guided.compiler import GuideCompiler
@@ -186,8 +188,8 @@ class EngineCore:
 
     def _advance(self, advance: Advance, now: float) -> RequestOutput:
         state = advance.state
-        if advance.error is not None:
-            return self._end_failed(state, NumericsError(advance.error))
+        if advance.fault is not None:
+            return self._end_failed(state, _as_error(advance.fault, state.num_tokens))
         try:
             complete = self._guides.advance(state.request_id, advance.token_id)
         except GuideError as error:
@@ -224,6 +226,11 @@ class EngineCore:
         stats = self._requests.pop(state.request_id).stats
         self.statistics.finished(state.request, stats)
         return replace(output, stats=stats)
+
+
+def _as_error(fault: DrawFault, position: int) -> RequestError:
+    kind = NumericsError if fault is DrawFault.NOT_FINITE else NoTokenError
+    return kind(f"no token can be drawn at position {position}: {fault.value}")
 
 
 def as_data(error: NereidError) -> RequestFailure:

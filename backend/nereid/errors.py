@@ -11,6 +11,7 @@
     |   |-- QueueTimeoutError       UNAVAILABLE        waited too long to be scheduled
     |   |-- RequestCancelledError   CANCELLED          the client cancelled or left
     |   |-- GuideError              INVALID_ARGUMENT   the request's guide cannot go on
+    |   |-- NoTokenError            INVALID_ARGUMENT   what the request asks for leaves no token to draw
     |   `-- NumericsError           INTERNAL           the model gave NaN for this request
     `-- EngineError             ends every request
         |-- EngineDeadError         UNAVAILABLE        the loop thread or the executor died
@@ -106,6 +107,12 @@ class GuideError(RequestError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the guide cannot go on: {reason}")
+
+
+class NoTokenError(RequestError):
+    """Masks, biases and penalties leave no token that could be drawn."""
+
+    code = ErrorCode.INVALID_ARGUMENT
 
 
 class NumericsError(RequestError):

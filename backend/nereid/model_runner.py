@@ -95,7 +95,7 @@ class ModelRunner:
         sampling_rows = [SamplingRow(row.request_id, self._batch[row.request_id].token_ids) for row in rows]
         sampled = self._sampler.draw(self._model.logits(hidden), sampling_rows, masks)
         for token in sampled:
-            if token.error is None:
+            if token.fault is None:
                 self._batch[token.request_id].token_ids.append(token.token_id)
         return sampled
 

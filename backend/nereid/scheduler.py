@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from nereid.batch import SchedulerOutput, StepResult
+from nereid.batch import DrawFault, SchedulerOutput, StepResult
 from nereid.config import EngineConfig
 from nereid.errors import InvalidRequestError, QueueFullError
 from nereid.kv_cache.manager import KVCacheManager
@@ -42,7 +42,7 @@ class Advance:
     state: RequestState
     token_id: int
     finish_reason: FinishReason | None = None
-    error: str | None = None
+    fault: DrawFault | None = None
     logprobs: TokenLogprobs | None = None
 
 
@@ -187,10 +187,10 @@ class Scheduler:
         advances = []
         for token in result.sampled:
             if state := self._seats.running.get(token.request_id):
-                if token.error is None:
+                if token.fault is None:
                     state.output_token_ids.append(token.token_id)
-                reason = self._finish_reason(state) if token.error is None else None
-                advances.append(Advance(state, token.token_id, reason, token.error, token.logprobs))
+                reason = self._finish_reason(state) if token.fault is None else None
+                advances.append(Advance(state, token.token_id, reason, token.fault, token.logprobs))
         return advances
 
     def _finish_reason(self, state: RequestState) -> FinishReason | None:

@@ -123,9 +123,9 @@ def test_nan_logits_end_that_request_alone(model: transformers.LlamaForCausalLM,
     engine.runner.kv_cache.pool[victim_block].fill_(float("nan"))
     plan = engine.scheduler.schedule()
     advances = engine.scheduler.update(plan, engine.compute(plan))
-    assert [advance.error is None for advance in advances] == [True, False, True]
+    assert [advance.fault is None for advance in advances] == [True, False, True]
     for advance in advances:
-        if advance.error:
+        if advance.fault:
             engine.scheduler.finish(advance.state)
         else:
             engine.tokens[advance.state.request_id].append(advance.token_id)

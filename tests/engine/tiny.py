@@ -79,7 +79,7 @@ class SteppedEngine:
         result = self.compute(plan)
         advances = self.scheduler.update(plan, result)
         for advance in advances:
-            assert advance.error is None, advance.error
+            assert advance.fault is None, advance.fault
             self.tokens.setdefault(advance.state.request_id, []).append(advance.token_id)
             if advance.finish_reason:
                 self.scheduler.finish(advance.state)

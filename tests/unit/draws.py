@@ -43,14 +43,14 @@ class Draws:
         rows = [SamplingRow(index, tokens) for index, tokens in enumerate(self.token_ids)]
         sampled = self._sampler.draw(logits.clone() if copy else logits, rows, given)
         for token in sampled:
-            if token.error is None:
+            if token.fault is None:
                 self.token_ids[token.request_id].append(token.token_id)
         return sampled
 
     def tokens(self, logits: torch.Tensor, masks: GuideMasks | None = None) -> list[int]:
         """The ids of `next`, where every row draws one."""
         sampled = self.next(logits, masks)
-        assert all(token.error is None for token in sampled), sampled
+        assert all(token.fault is None for token in sampled), sampled
         return [token.token_id for token in sampled]
 
     def force(self, *token_ids: int) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from nereid.batch import (
     Capacity,
+    DrawFault,
     GuideMasks,
     NewRequest,
     PromptLogprobs,
@@ -48,7 +49,7 @@ MESSAGES = [
     GuideMasks(7, (1,), bytes(8)),
     StepResult(
         7,
-        (SampledToken(1, 42, logprobs=LOGPROBS), SampledToken(2, -1, "NaN")),
+        (SampledToken(1, 42, logprobs=LOGPROBS), SampledToken(2, -1, DrawFault.NONE_LEFT)),
         (PromptLogprobs(3, 1, (LOGPROBS,)),),
     ),
     Capacity(100, 4096, (16,)),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from nereid.batch import GuideMasks
+from nereid.batch import DrawFault, GuideMasks
 from nereid.request import Guide, GuideKind, SamplingParams
 from nereid.sampling.noise import noise_key
 from nereid_kernels.draw_noise import distance_from_one, gumbel, uniform
@@ -164,16 +164,15 @@ def test_a_row_that_is_not_finite_is_reported_and_the_others_are_drawn(poison: f
     expected = draw(logits, *rows)
     logits[1, 17] = logits[3, 17] = poison  # in row 3 a mask covers it
     tokens = Draws(VOCAB, *rows).next(logits)
-    error = "no token can be drawn at position 1: the logits are not finite"
-    assert [token.error for token in tokens] == [None, error, None, error]
+    fault = DrawFault.NOT_FINITE
+    assert [token.fault for token in tokens] == [None, fault, None, fault]
     assert (tokens[0].token_id, tokens[2].token_id) == (expected[0], expected[2])
 
 
 def test_a_row_whose_masks_leave_no_token_says_so() -> None:
     rows = (row(allowed_token_ids=(7,), bad_words=((7,),)), row(allowed_token_ids=()), row())
     tokens = Draws(40, *rows).next(torch.randn(3, 40))
-    error = "no token can be drawn at position 1: masks, biases and penalties leave none"
-    assert [token.error for token in tokens] == [error, error, None]
+    assert [token.fault for token in tokens] == [DrawFault.NONE_LEFT, DrawFault.NONE_LEFT, None]
 
 
 def test_min_tokens_bans_what_stops_until_there_are_enough() -> None:

@@ -11,7 +11,7 @@ import pickle
 from hypothesis import settings, stateful
 from hypothesis import strategies as st
 
-from nereid.batch import SampledToken, ScheduledRequest, StepResult
+from nereid.batch import DrawFault, SampledToken, ScheduledRequest, StepResult
 from nereid.config import EngineConfig
 from nereid.errors import InvalidRequestError, QueueFullError
 from nereid.kv_cache.manager import KVCacheManager
@@ -108,7 +108,7 @@ class SchedulerMachine(stateful.RuleBasedStateMachine):
         sampled = [self._follow(row, token, failing) for row in plan.scheduled]
         result = StepResult(plan.step, tuple(s for s in sampled if s is not None))
         for advance in self.scheduler.update(plan, result):
-            if advance.finish_reason or advance.error:
+            if advance.finish_reason or advance.fault:
                 self.end(advance.state)
 
     def check_nobody_was_passed_over(self, started: RequestState) -> None:
@@ -128,8 +128,8 @@ class SchedulerMachine(stateful.RuleBasedStateMachine):
         assert row.samples == (self.computed[row.request_id] == self.states[row.request_id].num_tokens)
         if not row.samples:
             return None
-        error = "NaN" if failing == row.request_id % 31 else None
-        return SampledToken(row.request_id, -1 if error else token, error)
+        fault = DrawFault.NOT_FINITE if failing == row.request_id % 31 else None
+        return SampledToken(row.request_id, -1 if fault else token, fault)
 
     def end(self, state: RequestState) -> None:
         self.scheduler.finish(state)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nereid.batch import GuideMasks, NewRequest, SampledToken, SchedulerOutput
+from nereid.batch import DrawFault, GuideMasks, NewRequest, SampledToken, SchedulerOutput
 from nereid.request import SamplingParams, TokenLogprobs
 from nereid.sampling.logprobs import token_logprobs
 from nereid.sampling.masks import TokenRules, add_bias, forbid, keep_only
@@ -22,9 +22,6 @@ from nereid.sampling.noise import key_at, sequence_key
 from nereid.sampling.penalties import PenaltyState, has_penalty
 from nereid_kernels.grammar_mask import grammar_mask
 from nereid_kernels.sample import sample
-
-_NOT_FINITE = "the logits are not finite"
-_NONE_LEFT = "masks, biases and penalties leave none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +102,9 @@ class Sampler:
             if sound[index] and whole[index]:
                 sampled.append(SampledToken(row.request_id, token, logprobs=logprobs.get(index)))
             else:
-                reason = _NONE_LEFT if whole[index] else _NOT_FINITE
-                error = f"no token can be drawn at position {len(row.token_ids)}: {reason}"
-                sampled.append(SampledToken(row.request_id, -1, error))
-        self._penalties.count((token.request_id, token.token_id) for token in sampled if token.error is None)
+                fault = DrawFault.NONE_LEFT if whole[index] else DrawFault.NOT_FINITE
+                sampled.append(SampledToken(row.request_id, -1, fault))
+        self._penalties.count((token.request_id, token.token_id) for token in sampled if token.fault is None)
         return tuple(sampled)
 
     def _change(
