@@ -143,7 +143,7 @@ _SAMPLING = (
     Field("allowed_token_ids", token_ids, _INT32, _MANY, Group.SAMPLING, "1 to 1024 ids; all others are banned"),
     Field(
         "bad_words", texts, _STRING, _MANY, Group.SAMPLING,
-        "a text or up to 64, whose usual tokens (with and without a space before) may not come in a row; empty ones are ignored",
+        "a text or up to 64, whose usual tokens (or those after a space) may not come in a row; empty ones are ignored",
     ),
     Field(
         "stop", texts, _STRING, _MANY, Group.SAMPLING,
