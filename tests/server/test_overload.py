@@ -42,6 +42,40 @@ def test_ten_times_as_many_requests_as_there_are_places(server: TritonServer, ti
     wait_until_idle(server, tiny_overload)
 
 
+def test_a_flood_of_one_tenant_does_not_hold_another_up(server: TritonServer, tiny_overload: str) -> None:
+    """One fills both seats and the whole queue with long requests; the other's first token comes all the same at once,
+    at the cost of one that waits and, for a while, of one that runs."""
+    long = {"max_tokens": 300, "ignore_eos": True, "cache_salt": "flood", "timeout_ms": 60_000}
+    with GrpcStream(server) as flood, GrpcStream(server) as other:
+        streams = [flood.send(tiny_overload, str(number), "flood", long) for number in range(SEATS + 8)]
+        flood.wait(lambda: sum(bool(stream.deltas) for stream in streams) == SEATS)
+        before = sum(stream.num_tokens for stream in streams)
+        answer = other.send(tiny_overload, "other", "one", {"max_tokens": 4, "ignore_eos": True, "cache_salt": "other"})
+        other.wait_done()
+        after = sum(stream.num_tokens for stream in streams)
+        assert (answer.num_tokens, answer.errors) == (4, [])
+        assert after - before < 300 < SEATS * 300 - before, "none of the flood had to end first"
+        flood.wait_done()
+    refused = [stream.error for stream in streams if stream.errors]
+    assert refused and all("UNAVAILABLE: " in error for error in refused), refused
+    assert any("cache_salt has more than its share" in error for error in refused), refused
+    assert all(stream.num_tokens == 300 for stream in streams if not stream.errors)
+    wait_until_idle(server, tiny_overload)
+
+
+def test_who_matters_more_comes_before_those_who_wait(server: TritonServer, tiny_overload: str) -> None:
+    sampling = {"max_tokens": 20, "ignore_eos": True}
+    with GrpcStream(server) as stream:
+        waiting = [stream.send(tiny_overload, str(number), "wait", sampling) for number in range(SEATS + 2)]
+        stream.wait(lambda: sum(bool(each.deltas) for each in waiting) == SEATS)
+        first = stream.send(tiny_overload, "first", "me", {**sampling, "priority": -100})
+        last = stream.send(tiny_overload, "last", "not me", {**sampling, "priority": 100})
+        stream.wait_done()
+    assert not first.errors and first.at[0] < min(each.at[0] for each in waiting[SEATS:])
+    assert not last.errors and last.at[0] > max(each.at[0] for each in waiting)
+    wait_until_idle(server, tiny_overload)
+
+
 def seeded(number: int) -> dict[str, object]:
     return {"max_tokens": 40, "seed": number, "ignore_eos": True}
 
