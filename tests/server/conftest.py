@@ -113,19 +113,20 @@ def _shared_server_lives(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @contextmanager
-def loaded(server: TritonServer, model: str) -> Iterator[str]:
-    """A model of the shared repository, loaded for as long as this lasts; its process ends with it."""
+def loaded(server: TritonServer, model: str, *, ends: bool = True) -> Iterator[str]:
+    """A model of the shared repository, loaded for as long as this lasts; its process ends with it, if it `ends`."""
     answer = load(server, model)
     assert answer.status == 200, answer
     yield model
     assert unload(server, model).status == 200
-    wait_until(lambda: model not in server.stub_models(), f"{model} has been unloaded")
+    if ends:
+        wait_until(lambda: model not in server.stub_models(), f"{model} has been unloaded")
 
 
-def _loaded_fixture(model: str) -> Any:
+def _loaded_fixture(model: str, *, ends: bool = True) -> Any:
     @pytest.fixture(scope="module", name=model)
     def fixture(server: TritonServer) -> Iterator[str]:
-        with loaded(server, model) as name:
+        with loaded(server, model, ends=ends) as name:
             yield name
 
     return fixture
@@ -139,7 +140,9 @@ tiny_queue = _loaded_fixture("tiny_queue")
 tiny_overload = _loaded_fixture("tiny_overload")
 tiny_memory = _loaded_fixture("tiny_memory")
 tiny_queue_unary = _loaded_fixture("tiny_queue_unary")
-chain = _loaded_fixture("chain")
+# Its streams are cancelled, after which the server (2.51) may keep a model for ever. One of Nereid frees its memory
+# all the same; this one does not know how to.
+chain = _loaded_fixture("chain", ends=False)
 sends_after_final = _loaded_fixture("sends_after_final")
 
 

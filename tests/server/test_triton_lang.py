@@ -33,8 +33,8 @@ logging.getLogger("nereid_kernels.launch").setLevel(logging.DEBUG)
 _run = ModelRunner.run
 
 
-def run(self, plan):
-    result = _run(self, plan)
+def run(self, plan, masks):
+    result = _run(self, plan, masks)
     step = {
         "query_lens": [row.num_scheduled_tokens for row in plan.scheduled],
         "prompts": {new.request_id: new.prompt_token_ids for new in plan.new_requests},
@@ -126,7 +126,7 @@ def stream_four(server: TritonServer, model: str) -> None:
             sampling = {"max_tokens": MAX_TOKENS, "ignore_eos": True, "temperature": 0.0}
             stream.send(model, str(index), None, sampling, input_ids=ids)
         answers = stream.wait_done(280)
-    assert [answer.num_tokens for answer in answers.values()] == [MAX_TOKENS] * 4
+    assert [(answer.num_tokens, answer.errors) for answer in answers.values()] == [(MAX_TOKENS, [])] * 4
 
 
 def check_tokens(weights: Path, seen: Seen) -> None:
