@@ -75,16 +75,19 @@ def running_gateway(
 
 @pytest.fixture(scope="session")
 def triton(tmp_path_factory: pytest.TempPathFactory, smollm2_directory: Path) -> Iterator[TritonServer]:
-    """Models: tiny (the engine, with random weights), says (a model that says what it is told), says_once (that one,
-    not decoupled), and one that is not loaded."""
+    """Models: tiny (the engine, with random weights), says (a model that says what it is told), says_once and
+    says_batched (that one, not decoupled or with a leading dimension), and one that is not loaded."""
     weights = tmp_path_factory.mktemp("gateway") / "weights"
     write_tiny_model(weights, smollm2_directory)
     repository = weights.parent / "models"
     write_model(repository, "tiny", tiny_settings(weights, max_num_seqs=16, max_queue_size=8))
     write_model(repository, "says", None, config=SAYS_CONFIG, source=SAYS)
     write_model(repository, "says_once", None, config=SAYS_CONFIG.replace("true }\n", "false }\n", 1), source=SAYS)
+    batched = SAYS_CONFIG.replace("max_batch_size: 0", "max_batch_size: 1")
+    assert batched != SAYS_CONFIG
+    write_model(repository, "says_batched", None, config=batched, source=SAYS)
     write_model(repository, "not_loaded", tiny_settings(weights))
-    with make_server(repository, ("tiny", "says", "says_once")) as running:
+    with make_server(repository, ("tiny", "says", "says_once", "says_batched")) as running:
         running.wait_ready(120)
         yield running
 

@@ -155,10 +155,13 @@ def test_paths_and_methods_that_there_are_not(gateway: Gateway) -> None:
 
 def test_models(client: openai.OpenAI) -> None:
     models = client.models.list().data
-    assert [model.id for model in models] == ["says", "tiny"]  # neither the one not loaded, nor the unary one
+    assert [model.id for model in models] == [
+        "says",
+        "tiny",
+    ]  # not the one not loaded, nor those it cannot ask
     assert {(model.object, model.owned_by) for model in models} == {("model", "nereid")}
     assert client.models.retrieve("tiny") == models[1] and models[1].created > 1.7e9
-    for name in ("says_once", "not_loaded", "no_such"):
+    for name in ("says_once", "says_batched", "not_loaded", "no_such"):
         with pytest.raises(openai.NotFoundError):
             client.models.retrieve(name)
 

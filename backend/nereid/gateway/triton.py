@@ -91,7 +91,8 @@ class Triton:
             raise failure from error
         inputs = frozenset(tensor.name for tensor in answer.config.input)
         streams = answer.config.model_transaction_policy.decoupled
-        return Model(name, inputs) if streams and inputs >= _NEEDED else None
+        batched = answer.config.max_batch_size > 0  # its tensors have a leading dimension: for TensorRT-LLM's clients
+        return Model(name, inputs) if streams and not batched and inputs >= _NEEDED else None
 
     async def ask(self, model: Model, question: Question) -> AsyncGenerator[Piece, None]:
         """The pieces of the answer, at least one; the last has a finish_reason. Raises GatewayError.
