@@ -34,6 +34,8 @@ from nereid.scheduling.tenants import Tenants
 
 __all__ = ["Advance", "RequestState", "Scheduler"]
 
+_TOLD_TOKENS = 64  # of a prompt whose logprobs are told, in one step
+
 
 @dataclass(frozen=True, slots=True)
 class Advance:
@@ -161,7 +163,7 @@ class Scheduler:
                 line.set_aside(state)
                 if plan.nothing_to_claim:
                     line.close()
-            elif count := min(plan.num_left(state), plan.budget):
+            elif count := min(plan.num_left(state), plan.budget, _most_at_once(state)):
                 self._give(state, count, plan)
         self._tenants.end_step()
 
@@ -216,3 +218,10 @@ class Scheduler:
         self._seats.check_integrity()
         running = {state for state in self.requests() if state.running}
         assert running == set(self._running), "running requests disagree"
+
+
+def _most_at_once(state: RequestState) -> int:
+    """How long a chunk of its prompt may be. What is told of a position costs as much as several positions of a model,
+    and others wait for the step."""
+    telling = state.request.sampling.prompt_logprobs is not None and not state.output_token_ids
+    return _TOLD_TOKENS if telling else state.num_tokens

@@ -93,3 +93,12 @@ def test_a_prompt_may_end_in_the_last_message(tmp_path: Path, template: str, exp
             rendered.render(messages, continue_final_message=True)
     else:
         assert rendered.render(messages, continue_final_message=True) == expected
+
+
+@pytest.mark.parametrize("content", ["end", "im", "\n", "<|im_end|>", "assistant", "a b ", "\U000f0000"])
+def test_a_prompt_ends_in_the_last_message_whatever_it_says(tmp_path: Path, content: str) -> None:
+    """Also where the template itself says the same behind it."""
+    template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": content}]
+    rendered = ChatTemplate(write(tmp_path, template)).render(messages, continue_final_message=True)
+    assert rendered == f"<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n{content}"

@@ -356,6 +356,8 @@ def test_a_long_prompt_may_be_cut_to_its_end(parser: RequestParser, keep: int, e
         ({"text_input": "w1", "sampling_parameters": '{"top_p": NaN}'}, "sampling_parameters: .*NaN is not JSON"),
         ({"text_input": "w1", "sampling_parameters": "[" * 100_000}, "sampling_parameters: .*too deeply nested"),
         ({"text_input": "w1 " * 1000}, "text_input: got 3000 characters"),
+        ({"text_input": "w1", "sampling_parameters": f'{{"stop": [{"1," * 100_000}1]}}'}, "got JSON of more values"),
+        ({"text_input": "w1", "guided_json": f"[{'[],' * 100_000}1]"}, "guided_json: got JSON of more values"),
         ({"text_input": "w1", "sampling_parameters": " " * 8_388_609}, "sampling_parameters: got 8388609 characters"),
         ({"text_input": "w1", "sampling_parameters": f'{{"top_k": {"[" * 900}{"]" * 900}}}'}, "top_k: got "),
     ],

@@ -23,6 +23,15 @@ def test_a_long_prompt_is_chunked_and_decodes_go_along() -> None:
     ]
 
 
+def test_a_prompt_whose_logprobs_are_told_goes_in_small_chunks() -> None:
+    scheduler = make_scheduler(max_model_len=400, max_num_batched_tokens=256)
+    scheduler.add(make_request(1, 200, prompt_logprobs=0))
+    scheduler.add(make_request(2, 150))
+    plans = [counts(run_step(scheduler)[0]) for _ in range(4)]
+    assert [plan.get(1) for plan in plans] == [65, 65, 65, 5]  # 64, and the one of whoever is in front
+    assert plans[0][2] == 150
+
+
 def test_only_the_last_chunk_samples() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=8)
     scheduler.add(make_request(1, 17))

@@ -32,6 +32,7 @@ GUIDES = frozenset({
 """Fields that say what the text must be like."""
 
 MAX_PROMPTS = 128
+_MOST_ID = (1 << 31) - 1  # of the tensor that takes ids; what is no token of the model the engine refuses
 _MAX_TOOLS = 128
 _FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
 
@@ -73,7 +74,7 @@ class _Request(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    model: Annotated[str, Field(min_length=1)]
+    model: Annotated[str, Field(min_length=1, max_length=256)]
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     n: int = 1
@@ -104,7 +105,7 @@ def _prompts(given: object) -> list[object]:
 
 def _is_ids(given: object) -> bool:
     ids = given if isinstance(given, list) else []
-    return bool(ids) and all(type(token_id) is int for token_id in ids)
+    return bool(ids) and all(type(token_id) is int and 0 <= token_id <= _MOST_ID for token_id in ids)
 
 
 class CompletionRequest(_Request):

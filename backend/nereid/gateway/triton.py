@@ -100,7 +100,8 @@ class Triton:
         Close it (`aclose`) to cancel the request. Tensors that the model does not take are left out.
         """
         prompt_ids = question.tensors.get("input_ids")
-        responses = self._client.stream_infer(_once(model, question))
+        # Made here and not by the stream, which would wait for ever for a request that cannot be made.
+        responses = self._client.stream_infer(_once(_request(model, question)))
         finished, failure = False, None
         try:
             async for result, error in responses:  # to the stream's end: an answered one must not be cancelled
@@ -122,11 +123,15 @@ def _failure(error: InferenceServerException) -> GatewayError:
     return of_call(str(error.status()).removeprefix("StatusCode."), error.message())
 
 
-async def _once(model: Model, question: Question) -> AsyncIterator[dict[str, Any]]:
-    """The one request of a stream; the client's side of the stream ends after it."""
+def _request(model: Model, question: Question) -> dict[str, Any]:
     tensors = {**question.tensors, "sampling_parameters": json.dumps(question.sampling)}
     inputs = [_tensor(name, value) for name, value in tensors.items() if name in model.inputs]
-    yield {"model_name": model.name, "inputs": inputs, "request_id": question.id}
+    return {"model_name": model.name, "inputs": inputs, "request_id": question.id}
+
+
+async def _once(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    """The one request of a stream; the client's side of the stream ends after it."""
+    yield request
 
 
 def _tensor(name: str, value: str | bool | list[int]) -> Any:

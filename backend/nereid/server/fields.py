@@ -131,8 +131,8 @@ _SAMPLING = (
         "64 bits; the same seed gives the same tokens, whatever else runs; default: a random one", ("random_seed",),
     ),
     Field(
-        "repetition_penalty", real(0.0, 100.0, above=True), _FP32, _ONE, Group.SAMPLING,
-        "above 0, up to 100; of prompt and output; default 1.0, which is none",
+        "repetition_penalty", real(0.01, 100.0), _FP32, _ONE, Group.SAMPLING,
+        "0.01 to 100; of prompt and output; default 1.0, which is none",
     ),
     Field("frequency_penalty", real(-100.0, 100.0), _FP32, _ONE, Group.SAMPLING, "-100 to 100; default 0.0"),
     Field("presence_penalty", real(-100.0, 100.0), _FP32, _ONE, Group.SAMPLING, "-100 to 100; default 0.0"),

@@ -17,7 +17,7 @@ from nereid.tokenization.chat_encoder import Conversation
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 # What a conversation itself says: a variable must not.
-_OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+_OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "self")
 
 
 def read_conversation(fields: Mapping[str, Any]) -> Conversation:

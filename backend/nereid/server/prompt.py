@@ -69,7 +69,7 @@ class PromptReader:
 
     def _checked_text(self, kind: str, fields: Mapping[str, Any], keep: int | None) -> Prompt:
         value = fields if kind == "messages" else fields[kind]
-        size = size_of(fields[kind])
+        size = sum(size_of(fields[name]) for name in (kind, *_ONLY_WITH_MESSAGES) if name in fields)
         most = self._most_chars(keep)
         most = most if kind == "text_input" else most * _JSON_CHARS + _ROOM
         if size > most:

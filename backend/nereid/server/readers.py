@@ -16,6 +16,7 @@ from nereid.errors import InvalidRequestError, shorten
 Reader = Callable[[str, object], Any]
 
 MAX_ITEMS = 1024  # of a list
+MAX_VALUES = 100_000  # in one JSON text: each costs time in which no other request is read
 _MAX_JSON_CHARS = 1 << 23  # parsing takes the server's thread a tenth of a second, about
 _MAX_TEXTS = 64
 _MAX_TEXT_CHARS = 1024
@@ -35,13 +36,13 @@ def integer(low: int, high: int | None = None) -> Reader:
     return read
 
 
-def real(low: float, high: float, *, above: bool = False) -> Reader:
-    """A finite number. above: `low` itself is not allowed."""
-    allowed = f"a number above {low:g}, up to {high:g}" if above else f"a number from {low:g} to {high:g}"
+def real(low: float, high: float) -> Reader:
+    """A finite number."""
+    allowed = f"a number from {low:g} to {high:g}"
 
     def read(name: str, value: object) -> float:
         number = as_number(value)
-        if number is None or not low <= number <= high or (above and number == low):
+        if number is None or not low <= number <= high:
             raise InvalidRequestError.of_field(name, value, allowed)
         return float(number)
 
@@ -151,10 +152,26 @@ def parse_json(name: str, source: str, allowed: str) -> Any:
     if len(source) > _MAX_JSON_CHARS:
         raise InvalidRequestError(f"{name}: got {len(source)} characters; allowed: at most {_MAX_JSON_CHARS} of JSON")
     try:
-        return json.loads(source, parse_constant=_refuse_constant)
+        found = json.loads(source, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         reason = "too deeply nested" if isinstance(error, RecursionError) else str(error)
         raise InvalidRequestError(f"{name}: got {shorten(source)}; allowed: {allowed} ({reason})") from error
+    if not _has_at_most(MAX_VALUES, found):
+        raise InvalidRequestError(f"{name}: got JSON of more values; allowed: at most {MAX_VALUES} in all")
+    return found
+
+
+def _has_at_most(count: int, value: object) -> bool:
+    """Whether `value` holds no more values than that, at any depth."""
+    left = [value]
+    while left and count > 0:
+        count -= 1
+        item = left.pop()
+        if isinstance(item, (list, dict)):
+            left.extend(item.values() if isinstance(item, dict) else item)
+            if len(left) > count:
+                return False
+    return not left
 
 
 def _refuse_constant(name: str) -> None:

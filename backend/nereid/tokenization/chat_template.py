@@ -57,21 +57,30 @@ class ChatTemplate:
         Raises InvalidRequestError where the template refuses them.
         """
         template = self._templates.get(_FOR_TOOLS, self._default) if tools else self._default
+        tag = _unused_tag(messages) if continue_final_message else ""
+        if tag:
+            messages = [*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']}{tag} "}]
         given = {**self._special, **(variables or {}), "messages": messages, "tools": tools, "documents": None}
         try:
             text = template.render(**given, add_generation_prompt=add_generation_prompt)
         except Exception as error:  # a template is a program: it may raise anything
             raise InvalidRequestError(f"messages: the model's chat template refuses them: {error}") from error
-        return _cut_after(text, messages[-1]["content"]) if continue_final_message else text
+        return _cut_at(text, tag) if tag else text
 
 
-def _cut_after(text: str, content: str) -> str:
-    """`text` up to the end of the last message's content, which a template may have stripped of white space."""
-    for said in (content, content.rstrip(), content.strip()):
-        if said and (start := text.rfind(said)) >= 0:
-            return text[: start + len(said)]
-    raise InvalidRequestError("continue_final_message: got true; allowed: false, since the model's chat template does "
-                              "not show the last message's content as it is")  # fmt: skip
+def _unused_tag(messages: Sequence[Message]) -> str:
+    """A character for private use that stands in none of the messages."""
+    said = json.dumps(messages, ensure_ascii=False, default=str)
+    return next(char for char in map(chr, range(0xF0000, 0xFFFFE)) if char not in said)
+
+
+def _cut_at(text: str, tag: str) -> str:
+    """`text` up to the tag at the end of the last message's content. A template that strips contents has stripped the
+    blank behind the tag, too: then the content's own end is stripped here."""
+    if (place := text.rfind(tag)) < 0:
+        raise InvalidRequestError("continue_final_message: got true; allowed: false, since the model's chat template "
+                                  "does not show the last message's content")  # fmt: skip
+    return text[:place] if text.startswith(" ", place + len(tag)) else text[:place].rstrip()
 
 
 def _named(source: object) -> dict[str, str]:
