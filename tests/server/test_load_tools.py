@@ -5,7 +5,6 @@ By hand (`./nereid test -m slow tests/server/test_load_tools.py`): the first run
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import socket
@@ -79,8 +78,6 @@ def test_aiperf_without_gateway(server: TritonServer) -> None:
 
 @pytest.fixture(scope="module")
 def gateway_port(server: TritonServer) -> Iterator[int]:
-    if importlib.util.find_spec("nereid.gateway") is None:
-        pytest.skip("needs nereid.gateway, which this checkout does not have")
     (port,) = free_ports(1)
     command = [sys.executable, "-m", "nereid.cli", "gateway", f"--grpc=127.0.0.1:{server.options.grpc_port}"]
     gateway = subprocess.Popen(
