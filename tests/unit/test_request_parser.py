@@ -173,6 +173,31 @@ def test_two_names_of_one_field_may_not_disagree(parser: RequestParser) -> None:
 
 
 @pytest.mark.parametrize(
+    "given",
+    [
+        {"n": "1", "best_of": 1, "num_return_sequences": 1.0},
+        {"max_tokens": 2, "request_output_len": "2"},
+        {"min_tokens": 1.0, "min_length": "1"},
+        {"stop": "a", "stop_words": ["a", ""]},
+        {"seed": "7", "random_seed": 7},
+        {"top_p": 1, "runtime_top_p": "1.0"},
+        {"length_penalty": "0", "len_penalty": 0.0},
+        {"stream": "true", "streaming": True},
+    ],
+)
+def test_two_names_agree_where_they_say_the_same_however_it_is_spelled(
+    parser: RequestParser, given: dict[str, object]
+) -> None:
+    with_json(parser, **given)
+    with_json(parser, **dict(reversed(given.items())))
+
+
+def test_of_two_names_a_wrong_value_is_refused_under_its_own(parser: RequestParser) -> None:
+    with pytest.raises(InvalidRequestError, match="request_output_len: got 'x'"):
+        with_json(parser, max_tokens=2, request_output_len="x")
+
+
+@pytest.mark.parametrize(
     ("value", "expected"), [("8", 8), (" 8 ", 8), (8.0, 8), ("1e3", 1000), (10**18, 10**18), ("1e18", 10**18)]
 )
 def test_numbers_may_come_as_strings_and_be_huge(parser: RequestParser, value: object, expected: int) -> None:

@@ -67,7 +67,8 @@ def _is_reserved(name: str) -> bool:
 
 
 def _by_field(source: Mapping[str, object], *, warn_of_unknown: bool) -> dict[str, _Given]:
-    """One source's values by the fields' own names. Raises InvalidRequestError where two names disagree."""
+    """One source's values by the fields' own names. Raises InvalidRequestError where two names disagree, once they are
+    read: 2 and "2" are the same number."""
     found: dict[str, _Given] = {}
     for name, value in source.items():
         field = _FIELDS.get(name)
@@ -75,7 +76,7 @@ def _by_field(source: Mapping[str, object], *, warn_of_unknown: bool) -> dict[st
             _meet_unknown(name, warn_of_unknown=warn_of_unknown)
         elif value is not None:
             earlier = found.setdefault(field.name, _Given(name, value))
-            if earlier.value != value:
+            if earlier.name != name and field.read(earlier.name, earlier.value) != field.read(name, value):
                 message = f"{earlier.name}, {name}: got {shorten(earlier.value)} and {shorten(value)}"
                 raise InvalidRequestError(f"{message}; allowed: one of the two, which are names of one field")
     return found
