@@ -13,6 +13,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from nereid.errors import InvalidRequestError
+from nereid.guided.compiler import GuideCompiler
 from nereid.request import Guide, GuideKind, Request
 from nereid.server.fields import FIELDS, Field, Group
 from nereid.server.parameters import Limits
@@ -36,6 +37,12 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Texts:
     folder: Path = tmp_path_factory.mktemp("words")
     library.save(str(folder / "tokenizer.json"))
     return Texts.of_model(Tokenizer(folder), folder)
+
+
+@pytest.fixture(scope="module")
+def compiler(smollm2_tokenizer: Tokenizer) -> GuideCompiler:
+    """Of another model than `texts`, whose few words cannot be guided."""
+    return GuideCompiler(smollm2_tokenizer, 49152, (2,))
 
 
 def make(texts: Texts, deployment: Deployment = STREAMING, limits: Limits = LIMITS, **more: Any) -> RequestParser:
@@ -183,6 +190,7 @@ def test_two_names_of_one_field_may_not_disagree(parser: RequestParser) -> None:
         {"top_p": 1, "runtime_top_p": "1.0"},
         {"length_penalty": "0", "len_penalty": 0.0},
         {"stream": "true", "streaming": True},
+        {"guided_decoding": {"regex": "a"}, "structured_outputs": '{"regex": "a"}'},
     ],
 )
 def test_two_names_agree_where_they_say_the_same_however_it_is_spelled(
@@ -480,18 +488,47 @@ def test_a_guide_under_each_of_its_names(parser: RequestParser, fields: dict[str
     assert with_json(parser, **fields).sampling.guide == guide
 
 
-def test_a_request_has_one_guide_and_it_is_checked_before_any_work(texts: Texts) -> None:
+def test_a_request_has_one_guide_and_it_is_checked_before_any_work(texts: Texts, compiler: GuideCompiler) -> None:
     with pytest.raises(InvalidRequestError, match="guided_json, guided_regex: got 2 guides; allowed: one"):
         with_json(make(texts), guided_regex="a", guided_json={})
 
-    def refuse(guide: Guide) -> None:
-        raise InvalidRequestError.of_field("guided_decoding", guide.source, "a regular expression")
-
-    parser = make(texts, check_guide=refuse)
+    parser = make(texts, check_guide=compiler.compile)
     checked = parser.check(raw({"guided_regex": "("}, text_input="w3"))
     assert checked.size > 4096, "a guide takes time"
-    with pytest.raises(InvalidRequestError, match=r"guided_decoding: got '\('"):
+    with pytest.raises(InvalidRequestError, match=r"^guided_regex: got '\('; allowed: .*unclosed group"):
         parser.encode(checked)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"guided_decoding": {"regex": "("}}, "guided_decoding"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": 5}}, r"structured_outputs\.regex"),
+        ({"structured_outputs": {"yaml": 5}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a"}, "guided_regex": "b"}, "structured_outputs, guided_regex"),
+        ({"guided_json": {"type": "strng"}}, "guided_json"),
+        ({"guided_regex": "(?=a)"}, "guided_regex"),
+        ({"guided_grammar": "x"}, "guided_grammar"),
+        ({"guided_choice": ["x" * 5000]}, "guided_choice"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 5}}}}, "response_format"),
+        ({"guided_decoding_guide_type": "regex", "guided_decoding_guide": "("}, "guided_decoding_guide"),
+        ({"guided_regex": "a" * 40000}, "guided_regex"),
+    ],
+)
+def test_what_is_wrong_with_a_guide_is_said_of_the_field_that_the_client_used(
+    texts: Texts, compiler: GuideCompiler, fields: dict[str, Any], name: str
+) -> None:
+    for _ in range(2):  # the second reason is one that was kept
+        with pytest.raises(InvalidRequestError, match=f"^{name}: got "):
+            with_json(make(texts, check_guide=compiler.compile), **fields)
+
+
+def test_one_guide_under_two_names_is_refused_under_each(texts: Texts, compiler: GuideCompiler) -> None:
+    parser = make(texts, check_guide=compiler.compile)
+    for name in ("guided_regex", "guided_decoding", "guided_regex"):
+        with pytest.raises(InvalidRequestError, match=f"^{name}: got '\\(a'"):
+            with_json(parser, **{name: "(a" if name == "guided_regex" else {"regex": "(a"}})
 
 
 # Switches

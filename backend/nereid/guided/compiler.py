@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nereid.guided.library import CompiledGuide, GuideLibrary
 
 _LOG = logging.getLogger(__name__)
-FIELD = "guided_decoding"
+_FIELD = "guided_decoding"
 _MAX_CACHED = 256
 _MAX_CACHED_CHARS = 8 * MAX_SOURCE_CHARS
 _STACK_BYTES = 512 << 20
@@ -45,31 +45,33 @@ class GuideCompiler:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
-        self._cache: OrderedDict[Guide, CompiledGuide | InvalidRequestError] = OrderedDict()
+        self._cache: OrderedDict[Guide, CompiledGuide | SourceError] = OrderedDict()
         self._cached_chars = 0
         self._lock = threading.Lock()  # of the cache
         self._worker: ThreadPoolExecutor | None = None
         self._library: GuideLibrary | None = None  # the worker's
 
-    def compile(self, guide: Guide) -> CompiledGuide:
-        """Raises InvalidRequestError, which names the field and the reason."""
-        found = self._find(guide)
-        if found is None:
-            try:
-                check_length(guide.source)
-            except SourceError as error:
-                raise _refusal(guide, str(error)) from error
-            future = self._start().submit(self._compile, guide)
-            try:
-                found = future.result(self._wait_s)
-            except futures.TimeoutError as error:
-                future.cancel()
-                raise _refusal(guide, f"it was not compiled within {self._wait_s} s") from error
-        if isinstance(found, InvalidRequestError):
-            raise InvalidRequestError(str(found))
+    def compile(self, guide: Guide, field: str = _FIELD) -> CompiledGuide:
+        """field: where the client wrote it. Raises InvalidRequestError, which names the field and the reason."""
+        try:
+            found = self._find(guide) or self._wait_for(guide)
+        except SourceError as error:
+            raise _refusal(field, guide, error) from error
+        if isinstance(found, SourceError):
+            raise _refusal(field, guide, found)
         return found
 
-    def _find(self, guide: Guide) -> CompiledGuide | InvalidRequestError | None:
+    def _wait_for(self, guide: Guide) -> CompiledGuide | SourceError:
+        """As the worker finds it. Raises SourceError where it was not asked, or took too long."""
+        check_length(guide.source)
+        future = self._start().submit(self._compile, guide)
+        try:
+            return future.result(self._wait_s)
+        except futures.TimeoutError as error:
+            future.cancel()
+            raise SourceError(f"it was not compiled within {self._wait_s} s") from error
+
+    def _find(self, guide: Guide) -> CompiledGuide | SourceError | None:
         with self._lock:
             if guide in self._cache:
                 self._cache.move_to_end(guide)
@@ -86,16 +88,16 @@ class GuideCompiler:
 
     # The worker's own, from here on.
 
-    def _compile(self, guide: Guide) -> CompiledGuide | InvalidRequestError:
+    def _compile(self, guide: Guide) -> CompiledGuide | SourceError:
         found = self._find(guide)  # another request may have waited with the same
         if found is None:
             try:
                 found = self._loaded().compile(guide)
             except (SourceError, GuideError) as error:
-                found = _refusal(guide, str(error))
+                found = SourceError(str(error))
             except BaseException as error:  # a panic of the library is no Exception
                 _LOG.exception("compiling a guide failed")
-                found = _refusal(guide, f"the library failed: {type(error).__name__}")
+                found = SourceError(f"the library failed: {type(error).__name__}")
             self._keep(guide, found)
         return found
 
@@ -106,7 +108,7 @@ class GuideCompiler:
             self._library = GuideLibrary(self._tokenizer, self._vocab_size, self._eos_token_ids)
         return self._library
 
-    def _keep(self, guide: Guide, found: CompiledGuide | InvalidRequestError) -> None:
+    def _keep(self, guide: Guide, found: CompiledGuide | SourceError) -> None:
         with self._lock:
             self._cache[guide] = found
             self._cached_chars += len(guide.source)
@@ -115,6 +117,6 @@ class GuideCompiler:
                 self._cached_chars -= len(oldest.source)
 
 
-def _refusal(guide: Guide, reason: str) -> InvalidRequestError:
+def _refusal(field: str, guide: Guide, reason: SourceError) -> InvalidRequestError:
     kind = guide.kind.value.replace("_", " ")
-    return InvalidRequestError.of_field(FIELD, guide.source, f"a {kind} that can be followed ({reason})")
+    return InvalidRequestError.of_field(field, guide.source, f"a {kind} that can be followed ({reason})")

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from nereid.server.guides import GUIDE_READERS
 from nereid.server.readers import (
     Reader,
     any_text,
@@ -80,6 +81,10 @@ _NO_BEAMS = "there is no beam search"
 
 def _switch(name: str, meaning: str) -> Field:
     return Field(name, boolean, _BOOL, _ONE, Group.REPLY, meaning)
+
+
+def _guide(name: str, meaning: str, aliases: tuple[str, ...] = ()) -> Field:
+    return Field(name, GUIDE_READERS[name], _STRING, _ONE, Group.GUIDE, meaning, aliases)
 
 
 _PROMPT = (
@@ -160,17 +165,17 @@ _SAMPLING = (
     Field("prompt_logprobs", integer(0), _INT32, _ONE, Group.SAMPLING, "likewise for the positions of the prompt"),
 )  # fmt: skip
 _GUIDE = (
-    Field(
-        "guided_decoding", anything, _STRING, _ONE, Group.GUIDE,
+    _guide(
+        "guided_decoding",
         'a JSON object: `{"json": schema}`, `{"json_object": true}`, `{"regex": text}`, `{"grammar": text}` or '
         '`{"choice": [texts]}`',
         ("structured_outputs",),
     ),
-    Field("guided_json", anything, _STRING, _ONE, Group.GUIDE, "a JSON schema"),
-    Field("guided_regex", text(_MAX_GUIDE_CHARS), _STRING, _ONE, Group.GUIDE, "a regular expression"),
-    Field("guided_grammar", text(_MAX_GUIDE_CHARS), _STRING, _ONE, Group.GUIDE, "a grammar in Lark or EBNF"),
-    Field("guided_choice", json_list, _STRING, _ONE, Group.GUIDE, "a JSON list of texts"),
-    Field("response_format", json_object, _STRING, _ONE, Group.GUIDE, "as in OpenAI's API"),
+    _guide("guided_json", "a JSON schema"),
+    _guide("guided_regex", "a regular expression"),
+    _guide("guided_grammar", "a grammar in Lark or EBNF"),
+    _guide("guided_choice", "a JSON list of texts"),
+    _guide("response_format", "as in OpenAI's API"),
     Field(
         "guided_decoding_guide_type", any_text, _STRING, _ONE, Group.GUIDE,
         "`json`, `json_schema`, `regex` or `ebnf_grammar` (TensorRT-LLM's)",

@@ -1,18 +1,19 @@
-"""Guides as clients write them -> a Guide, or an error that names the field. Pure functions.
+"""Guides as clients write them -> a Guide and the name of its field, or an error that says the name. Pure functions.
 
 A request has one guide at most, under any of the names that clients know. Whether the guide itself can be followed is
-for its compiler to say.
+for its compiler to say, which is told the name too.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from nereid.errors import InvalidRequestError
 from nereid.request import Guide, GuideKind
-from nereid.server.readers import as_list, boolean, is_unicode, json_object, parse_json
+from nereid.server.readers import Reader, as_list, boolean, is_unicode, json_object, parse_json
 
 _MAX_CHARS = 1 << 20
 _TYPE, _SOURCE = "guided_decoding_guide_type", "guided_decoding_guide"
@@ -24,14 +25,31 @@ _TYPES = {
 }
 
 
-def read_guide(fields: Mapping[str, Any]) -> Guide | None:
+@dataclass(frozen=True, slots=True)
+class NamedGuide:
+    """A guide and the field that holds it, under the name that the client wrote. Two are equal that guide alike."""
+
+    name: str = field(compare=False)
+    guide: Guide
+
+
+def read_guide(fields: Mapping[str, Any]) -> NamedGuide | None:
     """The guide that `fields` ask for. Raises InvalidRequestError for more than one, and for what is none."""
-    found = {name: guide for name, read in _READERS.items() if name in fields and (guide := read(name, fields[name]))}
+    found: list[NamedGuide] = [fields[name] for name in GUIDE_READERS if fields.get(name) is not None]
     if (typed := _typed(fields)) is not None:
-        found[_TYPE] = typed
+        found.append(typed)
     if len(found) > 1:
-        raise InvalidRequestError(f"{', '.join(found)}: got {len(found)} guides; allowed: one")
-    return next(iter(found.values()), None)
+        names = ", ".join(each.name for each in found)
+        raise InvalidRequestError(f"{names}: got {len(found)} guides; allowed: one")
+    return found[0] if found else None
+
+
+def _named(read: Callable[[str, object], Guide | None]) -> Reader:
+    def read_named(name: str, value: object) -> NamedGuide | None:
+        guide = read(name, value)
+        return None if guide is None else NamedGuide(name, guide)
+
+    return read_named
 
 
 def _guided_decoding(name: str, value: object) -> Guide | None:
@@ -90,7 +108,7 @@ def _response_format(name: str, value: object) -> Guide | None:
     return _schema(f"{name}.json_schema.schema", described["schema"])
 
 
-def _typed(fields: Mapping[str, Any]) -> Guide | None:
+def _typed(fields: Mapping[str, Any]) -> NamedGuide | None:
     """TensorRT-LLM's pair of a type and a source."""
     if _TYPE not in fields:
         if _SOURCE in fields:
@@ -100,11 +118,12 @@ def _typed(fields: Mapping[str, Any]) -> Guide | None:
     if kind is None:
         raise InvalidRequestError.of_field(_TYPE, fields[_TYPE], ", ".join(_TYPES))
     if kind is GuideKind.JSON_OBJECT:
-        return Guide(kind)
+        return NamedGuide(_TYPE, Guide(kind))
     if _SOURCE not in fields:
         raise InvalidRequestError.of_field(_SOURCE, None, f"the source of a guide, for {_TYPE} {fields[_TYPE]}")
     source = fields[_SOURCE]
-    return _schema(_SOURCE, source) if kind is GuideKind.JSON_SCHEMA else _text(kind)(_SOURCE, source)
+    read = _schema if kind is GuideKind.JSON_SCHEMA else _text(kind)
+    return NamedGuide(_SOURCE, read(_SOURCE, source))
 
 
 def _guide(name: str, kind: GuideKind, source: str) -> Guide:
@@ -121,11 +140,12 @@ _KINDS: Mapping[str, Callable[[str, object], Guide | None]] = {
     "grammar": _text(GuideKind.GRAMMAR),
     "choice": _choice,
 }
-_READERS: Mapping[str, Callable[[str, object], Guide | None]] = {
-    "guided_decoding": _guided_decoding,
-    "guided_json": _schema,
-    "guided_regex": _text(GuideKind.REGEX),
-    "guided_grammar": _text(GuideKind.GRAMMAR),
-    "guided_choice": _choice,
-    "response_format": _response_format,
+# Of the fields that hold a guide by themselves; each gives a NamedGuide, or None where no guide is meant.
+GUIDE_READERS: Mapping[str, Reader] = {
+    "guided_decoding": _named(_guided_decoding),
+    "guided_json": _named(_schema),
+    "guided_regex": _named(_text(GuideKind.REGEX)),
+    "guided_grammar": _named(_text(GuideKind.GRAMMAR)),
+    "guided_choice": _named(_choice),
+    "response_format": _named(_response_format),
 }

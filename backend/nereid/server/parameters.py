@@ -13,8 +13,7 @@ from typing import Any
 
 from nereid.config import EngineConfig
 from nereid.errors import InvalidRequestError
-from nereid.request import SamplingParams
-from nereid.server.guides import read_guide
+from nereid.request import Guide, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ _TAKEN = {
 } | {"include_stop_str_in_output": "include_stop"}  # fmt: skip
 
 
-def sampling_of(fields: Mapping[str, Any], limits: Limits) -> SamplingParams:
+def sampling_of(fields: Mapping[str, Any], limits: Limits, guide: Guide | None) -> SamplingParams:
     """How the tokens of a request are drawn; bad_words are left out, since they have to be encoded.
 
     Raises InvalidRequestError.
@@ -51,7 +50,7 @@ def sampling_of(fields: Mapping[str, Any], limits: Limits) -> SamplingParams:
     values.setdefault("max_tokens", limits.default_max_tokens)
     values.setdefault("seed", secrets.randbits(63))
     values["show_control_tokens"] = not fields.get("skip_special_tokens", True)
-    values["guide"] = read_guide(fields)
+    values["guide"] = guide
     if "end_id" in fields:
         ends = () if fields["end_id"] == -1 else (fields["end_id"],)  # the client's own, in place of the model's
         check_ids("end_id", ends, limits)

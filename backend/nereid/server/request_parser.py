@@ -16,6 +16,7 @@ from typing import Any
 from nereid.config import EngineConfig
 from nereid.errors import InvalidRequestError
 from nereid.request import Guide, Request, SamplingParams
+from nereid.server.guides import NamedGuide, read_guide
 from nereid.server.parameters import Limits, sampling_of
 from nereid.server.prompt import Prompt, PromptReader
 from nereid.server.reply import ReplyBuilder, ReplyOptions
@@ -54,12 +55,14 @@ class Deployment:
 class CheckedRequest:
     """A request whose every field is right, but for what its encoding brings to light.
 
-    fields: what the client said, by field.  deadline: monotonic seconds.  echo: the text begins with the prompt.
+    fields: what the client said, by field.  guide: that of `sampling`, with its name.  deadline: monotonic seconds.
+    echo: the text begins with the prompt.
     """
 
     fields: Mapping[str, Any]
     prompt: Prompt
     sampling: SamplingParams
+    guide: NamedGuide | None
     arrival_time: float
     deadline: float
     stream: bool
@@ -68,7 +71,7 @@ class CheckedRequest:
     @property
     def size(self) -> int:
         """How much there is to encode, in characters, about."""
-        return self.prompt.size + (0 if self.sampling.guide is None else _GUIDE_SIZE)
+        return self.prompt.size + (0 if self.guide is None else _GUIDE_SIZE)
 
 
 class RequestParser:
@@ -82,10 +85,10 @@ class RequestParser:
         *,
         max_model_len: int,
         block_size: int,
-        check_guide: Callable[[Guide], object] | None = None,
+        check_guide: Callable[[Guide, str], object] | None = None,
     ) -> None:
-        """max_model_len, block_size: in tokens.  check_guide: raises InvalidRequestError for a guide that cannot be
-        followed; None takes every guide."""
+        """max_model_len, block_size: in tokens.  check_guide: given a guide and the name of its field, raises
+        InvalidRequestError for one that cannot be followed; None takes every guide."""
         self._limits = limits
         self._texts = texts
         self._deployment = deployment
@@ -103,10 +106,12 @@ class RequestParser:
         if stream and not deployment.decoupled:
             raise InvalidRequestError.of_field("stream", True, "false: this model is deployed with decoupled: false")
         timeout_ms = fields.get("timeout_ms", self._limits.default_timeout_ms)
+        guide = read_guide(fields)
         return CheckedRequest(
             fields,
             prompt,
-            sampling_of(fields, self._limits),
+            sampling_of(fields, self._limits, guide.guide if guide else None),
+            guide,
             arrival_time=raw.arrival_time,
             deadline=raw.arrival_time + timeout_ms / 1e3,
             stream=stream,
@@ -131,8 +136,8 @@ class RequestParser:
         """The engine's request, and what makes its responses. Raises InvalidRequestError."""
         fields = checked.fields
         sampling = self._with_words(checked.sampling, fields)
-        if sampling.guide is not None and self._check_guide is not None:
-            self._check_guide(sampling.guide)
+        if checked.guide is not None and self._check_guide is not None:
+            self._check_guide(checked.guide.guide, checked.guide.name)
         token_ids, text = self._prompts.encode(checked.prompt, echo=checked.echo)
         request = Request(
             next(self._ids),
