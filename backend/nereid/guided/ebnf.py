@@ -1,7 +1,8 @@
 """EBNF as llama.cpp and xgrammar write it (`root ::= ...`), turned into Lark, token by token.
 
 Invariant: the result describes the same texts, character by character: every class stays a terminal of one character,
-so that no terminal swallows what belongs to the next. Lookaheads and other extensions are refused.
+so that no terminal swallows what belongs to the next. Lookaheads and other extensions are refused. A refusal speaks
+of the client's grammar, never of its translation.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 
-from nereid.guided.limits import SourceError
+from nereid.guided.limits import MAX_REPEATS, MAX_TERMINAL_CHARS, SourceError
 
 _RULE = re.compile(r"(?m)^[ \t]*[A-Za-z_][\w.-]*\s*::=")
 _TOKEN = re.compile(
@@ -25,6 +26,11 @@ _TOKEN = re.compile(
 _ESCAPE = re.compile(r"\\(x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|.)", re.DOTALL)
 _NAMED = {"n": "\n", "r": "\r", "t": "\t"}
 _ANY = r"/(.|\n)/"
+# What the library says of Lark: `2(10): why (at "*" ('+' or '*'))`, a place in line and column; the line's end as \n.
+_PLACE = re.compile(r"(?:\bat )?\b(\d+)\(\d+\):")
+_FOUND = re.compile(r'\s*\(at "([^"]*)" \(.*\)\)')
+_END_OF_RULE = re.compile(r"'(?:\n|\\n)'")
+_RULE_NAME = re.compile(r"\br_\w+")
 
 
 def is_ebnf(grammar: str) -> bool:
@@ -49,6 +55,24 @@ def to_lark(grammar: str) -> str:
     if "root" not in defined:
         raise SourceError("it has no rule root")
     return "start: " + _rule_name("root") + "".join(parts)
+
+
+def in_own_words(reason: str, grammar: str) -> str:
+    """What the library says of the translation, said of `grammar`: with its names, and rules in place of lines."""
+    tokens = [match for match in _TOKEN.finditer(grammar) if match.lastgroup in ("rule", "name")]
+    rules = [match["rule"] for match in tokens if match.lastgroup == "rule"]  # each has a line, from the second on
+    names = {_rule_name(name): name for match in tokens for name in [match["rule"] or match["name"]]}
+
+    def place(match: re.Match[str]) -> str:
+        line = int(match[1]) - 2
+        return f"in the rule {rules[line]}:" if 0 <= line < len(rules) else ""
+
+    def found(match: re.Match[str]) -> str:
+        return f" (at '{match[1]}')" if len(match[1]) == 1 and match[1].isprintable() else ""
+
+    said = _END_OF_RULE.sub("the end of the rule", _FOUND.sub(found, reason))
+    said = _RULE_NAME.sub(lambda match: names.get(match[0], match[0]), said)
+    return _PLACE.sub(place, said).strip()
 
 
 def _translated(match: re.Match[str]) -> str:
@@ -103,7 +127,10 @@ def _as_class(text: str) -> str:
         is_range = character == "-" and not escape and 0 < position < len(inside) - 1
         pieces.append("-" if is_range else f"\\x{{{ord(character):x}}}")
         position = escape.end() if escape else position + 1
-    return f"/[{'^' if inverted else ''}{''.join(pieces)}]/"
+    made = f"/[{'^' if inverted else ''}{''.join(pieces)}]/"
+    if len(made) > MAX_TERMINAL_CHARS or len(pieces) - pieces.count("-") > MAX_REPEATS:
+        raise SourceError(f"the class {text[:20]}... names too many characters; about {MAX_REPEATS} are taken")
+    return made
 
 
 def _as_repeat(text: str) -> str:

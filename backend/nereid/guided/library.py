@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from nereid.guided.limits import SourceError
 from nereid.guided.masks import num_words
 from nereid.guided.matcher import GuideMatcher, Words, reason_of
-from nereid.guided.sources import to_grammar
+from nereid.guided.sources import own_words, to_grammar
 from nereid.request import Guide
 from nereid.tokenization.tokenizer import Tokenizer
 
@@ -55,7 +55,7 @@ class GuideLibrary:
             raise SourceError(reason_of(str(error))) from error
         library = LLMatcher(self._tokenizer, grammar, log_level=_SILENT, limits=_LIMITS)
         if library.is_error():
-            raise SourceError(reason_of(library.get_error()))
+            raise SourceError(reason_of(own_words(guide, library.get_error())))
         start = GuideMatcher(library, num_words(self._num_tokens))
         row = np.zeros(num_words(self._vocab_size), np.int32)
         start.fill(row)  # also warms what all forks begin with

@@ -45,7 +45,7 @@ def check_expression(expression: str) -> None:
     """Of a regular expression. Raises SourceError."""
     check_text(expression)
     if len(_REPEATS.findall(expression)) > MAX_REPEATS:
-        raise SourceError(f"an expression in it repeats something more than {MAX_REPEATS} times")
+        raise SourceError(f"an expression in it has more than {MAX_REPEATS} repetition operators")
 
 
 def check_lark(grammar: str) -> None:
@@ -54,7 +54,7 @@ def check_lark(grammar: str) -> None:
         if terminal.num_chars > MAX_TERMINAL_CHARS:
             raise SourceError(f"terminal {name} would have {terminal.num_chars} characters; at most 4096 are taken")
         if terminal.num_repeats > MAX_REPEATS:
-            raise SourceError(f"terminal {name} repeats something more than {MAX_REPEATS} times")
+            raise SourceError(f"terminal {name} has more than {MAX_REPEATS} repetition operators")
         if terminal.num_intersections >= MAX_INTERSECTED:
             raise SourceError(f"terminal {name} intersects more than {MAX_INTERSECTED} expressions")
     if "%json" in grammar and '"pattern"' in grammar:

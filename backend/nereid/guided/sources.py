@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher
 
-from nereid.guided.ebnf import is_ebnf, to_lark
+from nereid.guided.ebnf import in_own_words, is_ebnf, to_lark
 from nereid.guided.limits import SourceError, check_expression, check_lark, check_length, check_schema, check_text
 from nereid.request import Guide, GuideKind
 
@@ -43,6 +43,13 @@ def to_grammar(guide: Guide) -> str:
             return LLMatcher.grammar_from_lark(lark)
         case GuideKind.CHOICE:
             return LLMatcher.grammar_from_regex("|".join(_SPECIAL.sub(r"\\\g<0>", text) for text in _texts(guide)))
+
+
+def own_words(guide: Guide, reason: str) -> str:
+    """What the library says of `guide` in its own form, said of what the client wrote."""
+    if guide.kind is GuideKind.GRAMMAR and is_ebnf(guide.source):
+        return in_own_words(reason, guide.source)
+    return reason
 
 
 def _of_schema(source: str) -> str:
