@@ -14,6 +14,7 @@ import transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from nereid.errors import InvalidRequestError
+from nereid.server.messages import read_conversation
 from nereid.tokenization.chat_encoder import ChatEncoder, Conversation
 from nereid.tokenization.chat_template import ChatTemplate
 from nereid.tokenization.literal_tokenizer import LiteralTokenizer
@@ -127,6 +128,16 @@ def test_text_and_ids_are_those_of_transformers(
         text, ids = encoder.encode(Conversation(messages, **asked), 10_000)
         assert text == reference.apply_chat_template(messages, tokenize=False, **asked)
         assert list(ids) == reference.apply_chat_template(messages, tokenize=True, return_dict=False, **asked)
+
+
+def test_the_usual_round_of_a_tool_is_rendered(smollm2_directory: Path, smollm2_tokenizer: Tokenizer) -> None:
+    """Through what reads a request: SmolLM2's template adds texts, and null is none."""
+    encoder = ChatEncoder(ChatTemplate(smollm2_directory), smollm2_tokenizer, LiteralTokenizer(smollm2_tokenizer))
+    for content in ({}, {"content": None}):
+        calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+        messages = [USER, {"role": "assistant", **content, "tool_calls": calls}, {"role": "tool", "content": "21"}]
+        text, _ = encoder.encode(read_conversation({"messages": messages}), 10_000)
+        assert "<|im_start|>assistant\n<|im_end|>\n<|im_start|>tool\n21<|im_end|>" in text
 
 
 def test_tools_and_calls_are_rendered_as_transformers_does(directories: dict[str, Path]) -> None:

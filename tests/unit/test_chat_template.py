@@ -54,6 +54,23 @@ def test_a_template_that_refuses_says_why(tmp_path: Path) -> None:
         template.render(MESSAGES)
 
 
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [
+        ("{{ 'a' + messages[0].missing_number }}", None),
+        ("{{ 'a' + tools }}", "TypeError"),
+        ("{{ 1 // 0 }}", "ZeroDivisionError"),
+        ("{{ [1, 2].index(3) }}", "ValueError"),
+    ],
+)
+def test_a_template_that_fails_does_not_show_python(tmp_path: Path, source: str, kind: str | None) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        ChatTemplate(write(tmp_path, source)).render(MESSAGES)
+    fails = f"messages: the model's chat template fails on them ({kind})"
+    refuses = "messages: the model's chat template refuses them: 'dict object' has no attribute 'missing_number'"
+    assert str(caught.value) == (refuses if kind is None else fails)
+
+
 def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path) -> None:
     template = ChatTemplate(write(tmp_path, "{{ ''.__class__.__mro__[1].__subclasses__() }}"))
     with pytest.raises(InvalidRequestError):

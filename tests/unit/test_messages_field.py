@@ -28,9 +28,27 @@ def test_parts_are_joined_and_arguments_become_objects() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     calls = [{"id": "1", "function": {"name": "f", "arguments": '{"x": 1}'}}, {"function": {"arguments": "{"}}]
     first, second = read([{"role": "user", "content": parts}, {"role": "assistant", "tool_calls": calls}]).messages
-    assert first["content"] == "a\nb" and second["content"] is None
+    assert first["content"] == "a\nb" and second["content"] == ""
     assert [call["function"]["arguments"] for call in second["tool_calls"]] == [{"x": 1}, "{"]
     assert calls[0]["function"]["arguments"] == '{"x": 1}'  # type: ignore[index]  # what came is left as it is
+
+
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}, {"content": []}])
+def test_no_content_beside_calls_is_an_empty_text(content: dict[str, Any]) -> None:
+    for calls in ({"tool_calls": [{"function": {"name": "f"}}]}, {"function_call": {"name": "f", "arguments": "{}"}}):
+        (message,) = read([{"role": "assistant", **content, **calls}]).messages
+        assert message["content"] == ""
+
+
+def test_null_in_a_message_is_not_given() -> None:
+    answered = {"role": "assistant", "content": "hi", "refusal": None, "tool_calls": None, "function_call": None}
+    assert read([answered]).messages == [{"role": "assistant", "content": "hi"}]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"arguments": None}, {"arguments": ""}, {"arguments": "{}"}])
+def test_a_call_without_arguments_has_an_empty_object_of_them(arguments: dict[str, Any]) -> None:
+    (message,) = read([{"role": "assistant", "tool_calls": [{"function": {"name": "f", **arguments}}]}]).messages
+    assert message["tool_calls"] == [{"function": {"name": "f", "arguments": {}}}]
 
 
 def test_going_on_with_a_message_asks_for_no_generation_prompt() -> None:
@@ -49,6 +67,10 @@ def test_going_on_with_a_message_asks_for_no_generation_prompt() -> None:
         ([{"content": "x"}], {}, r"messages\[0\].role: got None; allowed: system, developer"),
         ([USER, {"role": "root", "content": "x"}], {}, r"messages\[1\].role: got 'root'"),
         ([{"role": "user"}], {}, r"messages\[0\].content: got None"),
+        ([{"role": "user", "tool_calls": [{"function": {}}]}], {}, r"messages\[0\].content: got None"),
+        ([{"role": "tool", "content": None}], {}, r"messages\[0\].content: got None; allowed: a text"),
+        ([{"role": "assistant", "content": None}], {}, r"messages\[0\].content: got None"),
+        ([{"role": "assistant", "content": None, "tool_calls": []}], {}, r"messages\[0\].content: got None"),
         ([{"role": "user", "content": 5}], {}, r"messages\[0\].content: got 5"),
         ([{"role": "user", "content": ["x"]}], {}, r"messages\[0\].content: got 'x'"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], {}, r"messages\[0\].content: got .*image_url"),

@@ -1,7 +1,8 @@
 """Chat messages as clients write them -> a Conversation for the chat template, or an error that names the place.
 
-Pure functions. Contents become texts, and a call's arguments become an object, since that is what templates expect;
-all else of a message is handed on.
+Pure functions. Contents become texts, and a call's arguments become an object, since that is what templates expect:
+clients send back what they were answered, with a content of null beside calls, and null for what was not answered. All
+else of a message is handed on.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from nereid.server.readers import as_list
 from nereid.tokenization.chat_encoder import Conversation
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+_CALLS = ("tool_calls", "function_call")  # what an assistant may say in place of a content
 # What a conversation itself says: a variable must not.
 _OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "self")
 
@@ -59,17 +61,22 @@ def _message(place: str, message: object) -> dict[str, Any]:
         raise InvalidRequestError.of_field(place, message, "an object with role and content")
     if message.get("role") not in _ROLES:
         raise InvalidRequestError.of_field(f"{place}.role", message.get("role"), ", ".join(_ROLES))
-    read = {**message, "content": _content(f"{place}.content", message.get("content"))}
-    if (calls := message.get("tool_calls")) is not None:
+    read = {name: value for name, value in message.items() if value is not None}
+    if (calls := read.get("tool_calls")) is not None:
         read["tool_calls"] = [_call(f"{place}.tool_calls", call) for call in _calls(f"{place}.tool_calls", calls)]
-    if read["content"] is None and not read.get("tool_calls"):
-        raise InvalidRequestError.of_field(f"{place}.content", None, "a text, unless there are tool_calls")
+    if "content" in read:
+        read["content"] = _content(f"{place}.content", read["content"])
+    elif read["role"] == "assistant" and any(read.get(name) for name in _CALLS):
+        read["content"] = ""
+    else:
+        allowed = f"a text; none is needed where the assistant has {' or '.join(_CALLS)}"
+        raise InvalidRequestError.of_field(f"{place}.content", None, allowed)
     return read
 
 
-def _content(place: str, content: object) -> str | None:
+def _content(place: str, content: object) -> str:
     """The text; that of several parts is joined by line ends."""
-    if content is None or isinstance(content, str):
+    if isinstance(content, str):
         return content
     allowed = 'a text, or a list of parts {"type": "text", "text": ...}'
     if not isinstance(content, list):
@@ -91,8 +98,17 @@ def _call(place: str, call: object) -> dict[str, Any]:
     if not isinstance(call, dict):
         raise InvalidRequestError.of_field(place, call, "objects")
     function = call.get("function")
-    if isinstance(function, dict) and isinstance(source := function.get("arguments"), str):
-        with contextlib.suppress(ValueError, RecursionError):  # then it stays a text
-            if isinstance(arguments := json.loads(source), dict):
-                return {**call, "function": {**function, "arguments": arguments}}
+    if isinstance(function, dict):
+        return {**call, "function": {**function, "arguments": _arguments(function.get("arguments"))}}
     return call
+
+
+def _arguments(said: object) -> object:
+    """The object that they spell; none are an empty one. What spells none stays as the model once wrote it."""
+    if said is None or said == "":
+        return {}
+    if isinstance(said, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            if isinstance(read := json.loads(said), dict):
+                return read
+    return said

@@ -21,7 +21,7 @@ _PRIVATE_USE = range(0xE000, 0xF900)
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a chat template renders. messages: at least one, each content a text or None."""
+    """What a chat template renders. messages: at least one, each content a text."""
 
     messages: Sequence[Message]
     tools: Sequence[object] | None = None

@@ -63,8 +63,11 @@ class ChatTemplate:
         given = {**self._special, **(variables or {}), "messages": messages, "tools": tools, "documents": None}
         try:
             text = template.render(**given, add_generation_prompt=add_generation_prompt)
-        except Exception as error:  # a template is a program: it may raise anything
+        except jinja2.TemplateError as error:  # its author's words, or Jinja's on what the author wrote
             raise InvalidRequestError(f"messages: the model's chat template refuses them: {error}") from error
+        except Exception as error:  # a template is a program: it may raise anything
+            kind = type(error).__name__
+            raise InvalidRequestError(f"messages: the model's chat template fails on them ({kind})") from error
         return _cut_at(text, tag) if tag else text
 
 
