@@ -91,6 +91,46 @@ def test_of_several_templates_that_for_tools_serves_requests_with_tools(tmp_path
     assert (template.render(MESSAGES), template.render(MESSAGES, tools=["t"])) == ("plain", "t")
 
 
+LLAMA_3_1 = "{% if custom_tools is defined %}{% set tools = custom_tools %}{% endif %}{% if tools %}x{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "warns"),
+    [
+        ("{{ messages[0].content }}", True),
+        ("{# tools #}{{ 'tools' }}", True),
+        ("{% for tool in tools or [] %}{{ tool }}{% endfor %}", False),
+        ("{% if tools is defined %}x{% endif %}", False),
+        (LLAMA_3_1, False),
+    ],
+)
+def test_tools_that_a_template_does_not_show_are_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, source: str, warns: bool
+) -> None:
+    template = ChatTemplate(write(tmp_path, source))
+    for tools in (None, []):
+        template.render(MESSAGES, tools=tools)
+    assert not caplog.records
+    for _ in range(3):
+        template.render(MESSAGES, tools=[{"type": "function"}])
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * warns
+    assert ("tokenizer_config.json does not show" in caplog.text) is warns
+
+
+def test_only_the_template_that_is_rendered_is_asked_for_tools(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    templates = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools[0] }}"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+    ChatTemplate(tmp_path).render(MESSAGES, tools=["t"])
+    assert not caplog.records
+
+
+def test_smollm2s_template_drops_tools(smollm2_directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ChatTemplate(smollm2_directory).render(MESSAGES, tools=["t"])
+    assert "they have no effect" in caplog.text
+
+
 def test_a_template_finds_what_it_finds_in_transformers(tmp_path: Path) -> None:
     source = (
         "{% for m in messages %}{% generation %}{{ m.content | tojson }}{% endgeneration %}{% break %}{% endfor %}"

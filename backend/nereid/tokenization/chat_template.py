@@ -7,13 +7,15 @@ it finds in transformers' apply_chat_template, of which this gives the same text
 from __future__ import annotations
 
 import json
+import logging
+import threading
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -22,6 +24,7 @@ from nereid.errors import InvalidRequestError, ModelLoadError
 
 Message = Mapping[str, Any]
 
+_LOG = logging.getLogger(__name__)
 _FOR_TOOLS = "tool_use"  # of several templates, the one for requests with tools
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -36,10 +39,13 @@ class ChatTemplate:
             config = json.loads(path.read_text("utf-8"))
             sources = _named(own_file.read_text("utf-8") if own_file.exists() else config["chat_template"])
             environment = _environment()
+            self._without_tools = {name for name, source in sources.items() if not _reads_tools(environment, source)}
             self._templates = {name: environment.from_string(source) for name, source in sources.items()}
-            self._default = self._templates.get("default") or next(iter(self._templates.values()))
+            self._default = "default" if "default" in self._templates else next(iter(self._templates))
         except (OSError, ValueError, LookupError, TypeError, StopIteration, jinja2.TemplateError) as error:
             raise ModelLoadError(f"{path}: no usable chat_template: {type(error).__name__}: {error}") from error
+        self._path = own_file if own_file.exists() else path
+        self._to_warn = threading.Lock()  # taken, for good, by the first request whose tools are dropped
         self._special = {name: _content(config[name]) for name in _SPECIAL if config.get(name) is not None}
 
     def render(
@@ -56,19 +62,25 @@ class ChatTemplate:
 
         Raises InvalidRequestError where the template refuses them.
         """
-        template = self._templates.get(_FOR_TOOLS, self._default) if tools else self._default
+        name = _FOR_TOOLS if tools and _FOR_TOOLS in self._templates else self._default
+        if tools and name in self._without_tools and self._to_warn.acquire(blocking=False):
+            _LOG.warning("a request has tools, which %s does not show to the model: they have no effect", self._path)
         tag = _unused_tag(messages) if continue_final_message else ""
         if tag:
             messages = [*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']}{tag} "}]
         given = {**self._special, **(variables or {}), "messages": messages, "tools": tools, "documents": None}
         try:
-            text = template.render(**given, add_generation_prompt=add_generation_prompt)
+            text = self._templates[name].render(**given, add_generation_prompt=add_generation_prompt)
         except jinja2.TemplateError as error:  # its author's words, or Jinja's on what the author wrote
             raise InvalidRequestError(f"messages: the model's chat template refuses them: {error}") from error
         except Exception as error:  # a template is a program: it may raise anything
             kind = type(error).__name__
             raise InvalidRequestError(f"messages: the model's chat template fails on them ({kind})") from error
         return _cut_at(text, tag) if tag else text
+
+
+def _reads_tools(environment: jinja2.Environment, source: str) -> bool:
+    return "tools" in meta.find_undeclared_variables(environment.parse(source))
 
 
 def _unused_tag(messages: Sequence[Message]) -> str:
