@@ -18,7 +18,7 @@ from nereid.cli.server_process import TritonServer
 from tests.server.conftest import StartServer, make_server
 from tests.server.grpc_client import GrpcStream
 from tests.server.http_client import RawConnection, body_of, events_in, generate, generate_stream, joined
-from tests.server.repository import MARKS_FINALIZE, tiny_settings, write_model
+from tests.server.repository import MARKS_FINALIZE, NEREID_MODEL, tiny_settings, write_model
 from tests.server.server_state import is_ready, load, num_running, stub_pid, unload, wait_until_idle
 from tests.server.test_serve_command import Serve, nothing_is_left
 from tests.server.test_serve_command import stub_pid as any_stub_pid
@@ -231,6 +231,9 @@ def write_bad_weights(directory: Path, good: Path) -> None:
     (directory / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 100)
 
 
+LOGS = 'import os\n\nos.environ["NEREID_LOG_LEVEL"] = "{}"\n' + NEREID_MODEL
+
+
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory, tiny_weights: Path) -> Iterator[TritonServer]:
     """A server with models none of which can be loaded, and one that can."""
@@ -248,6 +251,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory, tiny_weights: Path) -> Iter
     batched = 'backend: "python"\nmax_batch_size: 8\n'
     write_model(repository, "batched", tiny_settings(tiny_weights), config=batched)
     write_model(repository, "tiny", tiny_settings(tiny_weights))
+    write_model(repository, "debugged", tiny_settings(tiny_weights), source=LOGS.format("DEBUG"))
     with make_server(repository, ["tiny"]) as server:
         server.wait_ready(60)
         yield server
@@ -273,6 +277,16 @@ def test_model_that_cannot_load_says_why_once(broken: TritonServer, model: str) 
     assert answer.error.count(REASONS[model]) == 1
     assert model not in broken.stub_models()
     assert generate(broken, "tiny", "x", {"max_tokens": 2}).status == 200
+
+
+def test_the_log_shows_what_a_request_was_understood_to_ask_for(broken: TritonServer) -> None:
+    """Case 107: with the id by which its client knows it."""
+    assert load(broken, "debugged").status == 200
+    with GrpcStream(broken) as stream:
+        stream.send("debugged", "by-its-id", "x", {"max_tokens": 2, "priority": 7})
+        assert not stream.wait_done()["by-its-id"].errors
+    (line,) = re.findall(r".*\(the client's 'by-its-id'\): .*", broken.options.log.read_text())
+    assert "debugged DEBUG" in line and "stream=True, echo=False, priority=7" in line and "max_tokens=2" in line
 
 
 def test_a_batch_is_refused_where_max_batch_size_lets_it_through(broken: TritonServer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -309,7 +310,17 @@ def test_what_a_request_was_understood_to_ask_for_is_logged(
     """Case 107."""
     with caplog.at_level(logging.DEBUG):
         with_json(parser, top_k=7)
-    assert "top_k=7" in caplog.text and "temperature=1.0" in caplog.text
+        given = {"stream": True, "priority": -3, "cache": False, "speculation": False, "cache_salt": "a\nb"}
+        switches = {"timeout_ms": 250, "return_output_ids": True, "return_finish_reason": True}
+        request = raw({**given, **switches}, input_ids=[4, 5])
+        parse(parser, replace(request, client_id="mine\n" + "x" * 1000))
+    first, second = [record.getMessage() for record in caplog.records]
+    assert first.startswith("request 1: 1 tokens of text_input; stream=False, echo=True, priority=0, cache_salt='', "
+                            "cache=True, speculation=True, timeout_ms=1000, switches=[]; SamplingParams(")  # fmt: skip
+    assert "top_k=7" in first and "temperature=1.0" in first
+    assert second.startswith("request 2 (the client's 'mine\\nxxx") and "\n" not in second and len(second) < 1500
+    assert ("2 tokens of input_ids; stream=True, echo=False, priority=-3, cache_salt='a\\nb', cache=False, "
+            "speculation=False, timeout_ms=250, switches=[finish_reason, output_ids]; ") in second  # fmt: skip
 
 
 # Prompt and echo

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nereid.config import EngineConfig
-from nereid.errors import InvalidRequestError
+from nereid.errors import InvalidRequestError, shorten
 from nereid.request import Guide, Request, SamplingParams
 from nereid.server.guides import NamedGuide, read_guide
 from nereid.server.parameters import Limits, sampling_of
@@ -56,7 +56,7 @@ class CheckedRequest:
     """A request whose every field is right, but for what its encoding brings to light.
 
     fields: what the client said, by field.  guide: that of `sampling`, with its name.  deadline: monotonic seconds.
-    echo: the text begins with the prompt.
+    echo: the text begins with the prompt.  client_id: as RawRequest has it.
     """
 
     fields: Mapping[str, Any]
@@ -67,6 +67,7 @@ class CheckedRequest:
     deadline: float
     stream: bool
     echo: bool
+    client_id: str
 
     @property
     def size(self) -> int:
@@ -116,6 +117,7 @@ class RequestParser:
             deadline=raw.arrival_time + timeout_ms / 1e3,
             stream=stream,
             echo=self._echo(fields, stream=stream),
+            client_id=raw.client_id,
         )
 
     def _echo(self, fields: Mapping[str, Any], *, stream: bool) -> bool:
@@ -150,7 +152,6 @@ class RequestParser:
             cache=fields.get("cache", True),
             speculation=fields.get("speculation", True),
         )
-        _LOG.debug("request %d: %d tokens, %s", request.request_id, len(token_ids), sampling)
         options = ReplyOptions(
             checked.stream,
             text,
@@ -159,6 +160,8 @@ class RequestParser:
             logprobs="logprobs" in fields,
             prompt_logprobs=sampling.prompt_logprobs is not None,
         )
+        if _LOG.isEnabledFor(logging.DEBUG):
+            _LOG.debug("%s", _understood(request, checked, options))
         return request, ReplyBuilder(options, self._texts.spell, self._block_size)
 
     def _with_words(self, sampling: SamplingParams, fields: Mapping[str, Any]) -> SamplingParams:
@@ -179,3 +182,15 @@ class RequestParser:
             if not -100 <= bias <= 100:
                 raise InvalidRequestError.of_field("embedding_bias_weights", bias, "-100 to 100 for each token")
         return replace(sampling, logit_bias=tuple(biases.items()))
+
+
+def _understood(request: Request, checked: CheckedRequest, options: ReplyOptions) -> str:
+    """What a request asks for, with all that it left to defaults, in one line."""
+    whose = f" (the client's {shorten(checked.client_id)})" if checked.client_id else ""
+    timeout_ms = round((checked.deadline - checked.arrival_time) * 1e3)
+    return (
+        f"request {request.request_id}{whose}: {options.num_input_tokens} tokens of {checked.prompt.field}; "
+        f"stream={checked.stream}, echo={checked.echo}, priority={request.priority}, "
+        f"cache_salt={request.cache_salt!r}, cache={request.cache}, speculation={request.speculation}, "
+        f"timeout_ms={timeout_ms}, switches=[{', '.join(sorted(options.wanted))}]; {request.sampling}"
+    )

@@ -30,11 +30,15 @@ _TOKENS_ONLY = "request_output_len"
 
 @dataclass(frozen=True, slots=True)
 class RawRequest:
-    """A request as the server gave it: input tensors by name, request parameters, arrival in monotonic seconds."""
+    """A request as the server gave it: input tensors by name, request parameters, arrival in monotonic seconds.
+
+    client_id: what the client calls it; "" where it gave no id.
+    """
 
     inputs: Mapping[str, npt.NDArray[np.generic]]
     parameters: Mapping[str, object]
     arrival_time: float
+    client_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ _OUTPUT_DTYPES = {spec.name: _DTYPES[spec.data_type] for spec in OUTPUTS}
 def read_request(request: Any) -> RawRequest:
     """The request's tensors and parameters. Raises InvalidRequestError where a tensor cannot be read."""
     inputs = {tensor.name(): _as_numpy(tensor) for tensor in request.inputs()}
-    return RawRequest(inputs, json.loads(request.parameters() or "{}"), time.monotonic())
+    return RawRequest(inputs, json.loads(request.parameters() or "{}"), time.monotonic(), request.request_id())
 
 
 def _as_numpy(tensor: Any) -> np.ndarray[Any, Any]:
