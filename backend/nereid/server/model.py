@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nereid.errors import ConfigError, shorten
 from nereid.server.tensors import INPUTS, OUTPUTS, declared, output_ranks
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from nereid.server.tracing import Tracer
     from nereid.server.unload_watch import UnloadWatch
 
+_LOG_LEVEL = "NEREID_LOG_LEVEL"
+_LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _COUNTS_INTERVAL_S = 1.0  # no scrape comes more often
 
 
@@ -52,7 +55,6 @@ class TritonPythonModel:
         # costs half a step more on a quiet machine; this is some microseconds.
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")
         from nereid.config import SETTINGS_FILE, EngineConfig
-        from nereid.errors import ConfigError
         from nereid.server.housekeeper import Housekeeper, at_most_every
         from nereid.server.metrics import EngineMetrics
         from nereid.server.parent_arguments import parent_arguments
@@ -113,6 +115,11 @@ class TritonPythonModel:
 
 
 def _log_to_stderr(model_name: str) -> None:
+    """As much as the environment says. Raises ConfigError where it says no level."""
+    level = os.environ.get(_LOG_LEVEL, "INFO")
+    if level not in _LOG_LEVELS:
+        allowed = f"{', '.join(_LOG_LEVELS)}, in the server's environment"
+        raise ConfigError(f"{_LOG_LEVEL}: got {shorten(level)}; allowed: {allowed}")
     # The server passes its stub's stderr on; basicConfig does nothing where logging is set up already.
     logging.basicConfig(format=f"%(asctime)s {model_name} %(levelname)s %(name)s: %(message)s", level=logging.INFO)
-    logging.getLogger("nereid").setLevel(os.environ.get("NEREID_LOG_LEVEL", "INFO"))
+    logging.getLogger("nereid").setLevel(level)
