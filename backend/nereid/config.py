@@ -107,12 +107,23 @@ class EngineConfig:
     def load(cls, path: Path) -> EngineConfig:
         """Read `path` (model.json). Raises ConfigError, which names the file."""
         try:
-            settings = json.loads(path.read_text("utf-8"))
+            settings = _parsed(path.read_bytes())
             if not isinstance(settings, dict):
                 raise ConfigError("must hold a JSON object")
             return cls.from_mapping(settings)
-        except (OSError, ValueError, ConfigError) as error:
+        except (OSError, ConfigError) as error:
             raise ConfigError(f"{path}: {error}") from error
+
+
+def _parsed(source: bytes) -> object:
+    try:
+        return json.loads(source.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"is not JSON in UTF-8: {error.reason} at byte {error.start}") from error
+    except ValueError as error:
+        raise ConfigError(f"is not JSON: {error}") from error
+    except RecursionError as error:
+        raise ConfigError("is not JSON that can be read: it is too deeply nested") from error
 
 
 def _check(name: str, value: object, rule: Mapping[str, Any]) -> None:

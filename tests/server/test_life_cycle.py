@@ -267,7 +267,7 @@ REASONS = {
     "not_a_model": "holds no config.json, so it is no Hugging Face model",
     "bad_weights": "model.safetensors",
     "wrong_level": "NEREID_LOG_LEVEL: got 'loud'; allowed: DEBUG, INFO, WARNING, ERROR, CRITICAL",
-    "not_json": "model.json: Expecting property name",
+    "not_json": "model.json: is not JSON: Expecting property name",
 }
 
 

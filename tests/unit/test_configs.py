@@ -29,7 +29,13 @@ def test_a_configuration_is_its_defaults_and_what_is_given(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "model.json"),
+        ("{", r"model\.json: is not JSON: Expecting property name .*: line 1 column 2"),
+        ("", r"model\.json: is not JSON: Expecting value"),
+        ("\n# a comment", r"model\.json: is not JSON: Expecting value: line 2"),
+        ('{"model": "x"} x', r"model\.json: is not JSON: Extra data"),
+        ('{"model": "x",}', r"model\.json: is not JSON: "),
+        ('{"model": "\udcff"}', r"model\.json: is not JSON in UTF-8: invalid start byte at byte 11"),
+        ("[" * 100_000, r"model\.json: is not JSON that can be read: it is too deeply nested"),
         ("[]", "must hold a JSON object"),
         ("{}", "'model' is missing"),
         ('{"model": "x", "block_sise": 16}', "unknown setting 'block_sise' .did you mean 'block_size'"),
@@ -51,7 +57,7 @@ def test_a_configuration_is_its_defaults_and_what_is_given(tmp_path: Path) -> No
 )
 def test_a_wrong_setting_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "model.json"
-    path.write_text(text)
+    path.write_text(text, "utf-8", "surrogateescape")
     with pytest.raises(ConfigError, match=message):
         EngineConfig.load(path)
 
