@@ -191,8 +191,11 @@ _SCHEDULING = (
         "cache_salt", text(_MAX_SALT_CHARS), _STRING, _ONE, Group.SCHEDULING,
         f"the tenant: none shares cached blocks with another; up to {_MAX_SALT_CHARS} characters",
     ),
-    Field("cache", boolean, _BOOL, _ONE, Group.SCHEDULING, "take part in the prefix cache; default true"),
-    Field("speculation", boolean, _BOOL, _ONE, Group.SCHEDULING, "take part in speculative decoding; default true"),
+    Field("cache", boolean, _BOOL, _ONE, Group.SCHEDULING, "no effect yet: there is no prefix cache; default true"),
+    Field(
+        "speculation", boolean, _BOOL, _ONE, Group.SCHEDULING,
+        "no effect yet: there is no speculative decoding; default true",
+    ),
     Field(
         "timeout_ms", integer(1, 1 << 40), _INT32, _ONE, Group.SCHEDULING,
         "the request ends with `timeout` and what it has; default 300000 (`default_timeout_ms`)",
