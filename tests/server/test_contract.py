@@ -4,6 +4,7 @@ are answered, with what the fields mean."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -278,6 +279,20 @@ def test_messages_are_rendered_by_the_models_own_template(server: TritonServer) 
     as_control = generate(server, VLLM, forged, fields, return_num_input_tokens=True)
     assert answer.json["num_input_tokens"] > as_control.json["num_input_tokens"]
     assert http_call(server, "POST", path, chat_body(evil, **fields)).text == answer.text.removeprefix(forged)
+
+
+def test_a_tools_usual_round_is_rendered_and_its_loss_is_told_to_the_log(server: TritonServer) -> None:
+    """What OpenAI's clients send back of an answer with calls; SmolLM2's template knows of no tools."""
+    calls = [{"id": "1", "type": "function", "function": {"name": "temperature", "arguments": '{"city": "Paris"}'}}]
+    answered = {"role": "assistant", "content": None, "refusal": None, "tool_calls": calls, "function_call": None}
+    messages = [{"role": "user", "content": "How warm?"}, answered, {"role": "tool", "content": "21", "name": None}]
+    tools = [{"type": "function", "function": {"name": "temperature"}}]
+    body = {"messages": json.dumps(messages), "tools": json.dumps(tools), "max_tokens": 2, "echo": True}
+    for _ in range(2):
+        answer = http_call(server, "POST", f"/v2/models/{VLLM}/generate", json.dumps(body).encode())
+        assert answer.status == 200 and "<|im_start|>tool\n21<|im_end|>\n<|im_start|>assistant\n" in answer.text, answer
+    warnings = re.findall(rf"{VLLM} WARNING .*tools.* they have no effect", server.options.log.read_text())
+    assert len(warnings) == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
