@@ -108,7 +108,7 @@ def test_tools_that_a_template_does_not_show_are_warned_of_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, source: str, warns: bool
 ) -> None:
     template = ChatTemplate(write(tmp_path, source))
-    for tools in (None, []):
+    for tools in (None, list[Any]()):
         template.render(MESSAGES, tools=tools)
     assert not caplog.records
     for _ in range(3):
