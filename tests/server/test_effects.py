@@ -105,10 +105,10 @@ def test_masks_and_biases_decide_which_tokens_come(server: TritonServer, smollm2
 
 def test_penalties_end_a_repetition(server: TritonServer, smollm2_tokenizer: Tokenizer) -> None:
     ids = [smollm2_tokenizer.encode(letter)[0] for letter in "abcdefgh"]
-    one = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "allowed_token_ids": ids}
+    one: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "allowed_token_ids": ids}
     assert len(set(ask(server, **one).json["output_ids"])) < 8
-    for penalty in ({"presence_penalty": 100}, {"frequency_penalty": 100}):
-        assert sorted(ask(server, **one, **penalty).json["output_ids"]) == sorted(ids)
+    for penalty in ("presence_penalty", "frequency_penalty"):
+        assert sorted(ask(server, **{**one, penalty: 100}).json["output_ids"]) == sorted(ids)
 
 
 def test_logprobs_are_told_in_streams_and_whole(server: TritonServer) -> None:
