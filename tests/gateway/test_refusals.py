@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import subprocess
+import sys
 from contextlib import closing
 from typing import Any
 
 import openai
 import pytest
+from fastapi import Request
 
 from nereid.cli.server_process import HOST, TritonServer
+from nereid.gateway.errors import GatewayError
+from nereid.gateway.reading import check_key
 from tests.conftest import shared_data
 from tests.gateway.conftest import KEY, Gateway, running_gateway
 from tests.server.http_client import Answer
@@ -168,6 +174,48 @@ def test_models(client: openai.OpenAI) -> None:
     for name in ("says_once", "says_batched", "not_loaded", "no_such"):
         with pytest.raises(openai.NotFoundError):
             client.models.retrieve(name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "status", "said"),
+    [
+        (["--api-key", ""], {}, 2, "argument --api-key: got an empty key"),
+        (["--api-key", "s3cret", "--api-key", ""], {}, 2, "argument --api-key: got an empty key"),
+        (["--api-key", " s3cret"], {}, 2, "argument --api-key: got a key with white space around it"),
+        ([], {"NEREID_API_KEY": ""}, 1, "nereid: NEREID_API_KEY: got an empty key"),
+    ],
+)
+def test_key_that_would_open_the_gateway_is_refused_at_start(
+    arguments: list[str], environment: dict[str, str], status: int, said: str
+) -> None:
+    refused = refused_gateway(arguments, environment)
+    assert refused.returncode == status and said in refused.stderr and "s3cret" not in refused.stderr
+
+
+@pytest.mark.parametrize("keys", [("",), ("", "s3cret")])
+@pytest.mark.parametrize("sent", [None, "", "Bearer", "Bearer ", "Bearer  "])
+def test_empty_key_is_never_let_in(keys: tuple[str, ...], sent: str | None) -> None:
+    headers = [] if sent is None else [(b"authorization", sent.encode())]
+    with pytest.raises(GatewayError) as refused:
+        check_key(Request({"type": "http", "headers": headers}), keys)
+    assert refused.value.status == 401
+
+
+def test_an_open_gateway_says_so(triton: TritonServer) -> None:
+    port = triton.options.grpc_port
+    with running_gateway(port) as local:
+        assert b"(open to everybody" in local.said and b"warning" not in local.said
+    with running_gateway(port, ["--host", "0.0.0.0"]) as public:
+        assert b"warning: the gateway has no key and listens on 0.0.0.0" in public.said
+    with running_gateway(port, ["--host", "0.0.0.0", "--api-key", "a", "--api-key", "b"]) as keyed:
+        assert b"(keys: 2)" in keyed.said and b"warning" not in keyed.said
+
+
+def refused_gateway(arguments: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "nereid.cli", "gateway", "--port=1", *arguments]
+    return subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
+    )
 
 
 def test_keys(triton: TritonServer) -> None:

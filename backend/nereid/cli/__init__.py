@@ -74,9 +74,22 @@ def _gateway(options: argparse.Namespace, extra: Sequence[str]) -> int:
 
     if extra:
         raise ConfigError(f"gateway takes nothing after --; got {' '.join(extra)}")
-    keys = tuple(options.api_key) or tuple(filter(None, [os.environ.get(_KEY_VARIABLE)]))
+    keys = _keys(options.api_key, os.environ.get(_KEY_VARIABLE))
     settings = GatewaySettings(triton=options.grpc, keys=keys, tool_format=ToolFormat(options.tool_format))
     return serve_gateway(GatewayOptions(host=options.host, port=options.port, settings=settings))
+
+
+def _keys(given: Sequence[str], variable: str | None) -> tuple[str, ...]:
+    """The keys to let in: those `given`, else that of the environment's `variable`; none: everybody is let in.
+
+    Raises ConfigError where the variable holds no key: a script that meant to close the gateway must not open it.
+    """
+    if given or variable is None:
+        return tuple(given)
+    try:
+        return (_key(variable),)
+    except argparse.ArgumentTypeError as error:
+        raise ConfigError(f"{_KEY_VARIABLE}: {error} (unset it to let in everybody)") from error
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -110,7 +123,7 @@ def _add_gateway(gateway: argparse.ArgumentParser) -> None:
     gateway.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: %(default)s)")
     gateway.add_argument("--port", type=_port, default=9000, metavar="N", help="default: %(default)s")
     which = f"let in only clients with this key; may be repeated (default: ${_KEY_VARIABLE}, which no other user sees)"
-    gateway.add_argument("--api-key", action="append", default=[], metavar="KEY", help=which)
+    gateway.add_argument("--api-key", type=_key, action="append", default=[], metavar="KEY", help=which)
     gateway.add_argument(
         "--tool-format",
         choices=("auto", "hermes", "llama"),
@@ -124,3 +137,12 @@ def _port(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
         raise argparse.ArgumentTypeError(f"{text!r} is not a port (1 to 65535)")
     return int(text)
+
+
+def _key(text: str) -> str:
+    """A message must not show a key."""
+    if not text:
+        raise argparse.ArgumentTypeError("got an empty key; allowed: at least one character")
+    if text != text.strip():
+        raise argparse.ArgumentTypeError("got a key with white space around it; allowed: none, for HTTP drops it")
+    return text

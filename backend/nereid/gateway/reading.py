@@ -47,11 +47,12 @@ async def _read(request: Request) -> bytes:
 
 
 def check_key(request: Request, keys: Sequence[str]) -> None:
-    """Raises GatewayError (401) where `keys` are set and the request has none of them."""
+    """Raises GatewayError (401) where `keys` are set and the request has none of them. No key, or an empty one, is
+    none of them, whatever `keys` are."""
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     sent = given.strip().encode("utf-8", "surrogateescape") if scheme.lower() == "bearer" else b""
     # Each is compared, in a time that tells nothing of it.
-    if keys and not max([hmac.compare_digest(sent, key.encode("utf-8")) for key in keys]):
+    if keys and not (sent and max([hmac.compare_digest(sent, key.encode("utf-8")) for key in keys])):
         raise GatewayError(401, "no valid key; send it as Authorization: Bearer KEY", code="invalid_api_key")
 
 

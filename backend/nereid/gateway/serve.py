@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
 import signal
 import socket
+import sys
 from dataclasses import dataclass
 
 import uvicorn
@@ -20,6 +22,7 @@ from nereid.gateway.triton import Triton
 
 _DRAIN_S = 20
 _BACKLOG = 2048
+_OPEN = "the gateway has no key and listens on {}: every machine that reaches it is let in"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,16 +42,26 @@ def serve_gateway(options: GatewayOptions) -> int:
         )
         server = uvicorn.Server(config)
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: None)  # the server raises again, after its end, what made it end
+            # For a signal before the server has taken them over; after its end it raises again what made it end.
+            signal.signal(number, lambda *_: setattr(server, "should_exit", True))
         asyncio.run(_run(server, listening, options))
     return 0
 
 
 async def _run(server: uvicorn.Server, listening: socket.socket, options: GatewayOptions) -> None:
-    where = f"http://{options.host}:{listening.getsockname()[1]}"
-    there = "" if await _is_ready(options.settings.triton) else " (not ready yet: requests get 503 until it is)"
-    print(f"READY: OpenAI's API at {where}/v1, Triton at {options.settings.triton}{there}. Ctrl-C ends.", flush=True)
+    keys, address = options.settings.keys, listening.getsockname()[0]
+    if not keys and not ipaddress.ip_address(address).is_loopback:
+        print(f"nereid: warning: {_OPEN.format(address)}; --api-key KEY closes it", file=sys.stderr, flush=True)
+    print(await _ready_line(options, listening.getsockname()[1]), flush=True)
     await server.serve(sockets=[listening])
+
+
+async def _ready_line(options: GatewayOptions, port: int) -> str:
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    triton, keys = options.settings.triton, options.settings.keys
+    there = "" if await _is_ready(triton) else " (not ready yet: requests get 503 until it is)"
+    access = f"keys: {len(keys)}" if keys else "open to everybody who reaches it"
+    return f"READY: OpenAI's API at http://{host}:{port}/v1 ({access}), Triton at {triton}{there}. Ctrl-C ends."
 
 
 async def _is_ready(address: str) -> bool:
