@@ -232,6 +232,30 @@ def test_without_tools_a_call_is_text(client: openai.OpenAI) -> None:
     assert "tools" not in inputs(client, tools=[WEATHER], tool_choice="none")[1]
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+@pytest.mark.parametrize(
+    ("said", "calls"),
+    [
+        ("<tool_", []),
+        ('<tool_call>\n{"name": "', []),
+        ('<tool_call>\n{"name": "get_weather", "argum', [("get_weather", "")]),
+        ('<tool_call>\n{"name": "get_weather", "arguments": {"city": "O', [("get_weather", '{"city": "O')]),
+    ],
+)
+def test_forced_call_that_the_limit_cuts_is_never_markup(
+    client: openai.OpenAI, choice: Any, said: str, calls: list[tuple[str, str]]
+) -> None:
+    fields = {"messages": script(say=[said[:9], said[9:]], finish="length"), "tools": [WEATHER], "tool_choice": choice}
+    whole = ask(client, **fields).choices[0]
+    assert whole.finish_reason == "length" and not whole.message.content
+    assert [(c.function.name, c.function.arguments) for c in whole.message.tool_calls or []] == calls  # type: ignore[union-attr]
+    chunks = [chunk.choices[0] for chunk in ask_stream(client, **fields)]
+    assert chunks[-1].finish_reason == "length" and not any(chunk.delta.content for chunk in chunks)
+    functions = [call.function for chunk in chunks for call in chunk.delta.tool_calls or [] if call.function]
+    assert [function.name for function in functions if function.name] == [name for name, _ in calls]
+    assert "".join(function.arguments or "" for function in functions) == "".join(part for _, part in calls)
+
+
 def test_tools_and_forced_calls_are_sent_on(client: openai.OpenAI) -> None:
     _, sampling, _ = inputs(client, tools=[WEATHER, NOW])
     assert sampling["tools"] == [WEATHER, NOW] and "guided_decoding" not in sampling

@@ -39,8 +39,8 @@ class Read:
                 self.calls[-1] = (self.calls[-1][0], self.calls[-1][1] + event.part)
 
 
-def read(parts: list[str], tool_format: ToolFormat, *, parallel: bool = True) -> Read:
-    parser, result = ToolParser(tool_format, NAMES, parallel=parallel), Read()
+def read(parts: list[str], tool_format: ToolFormat, *, parallel: bool = True, forced: bool = False) -> Read:
+    parser, result = ToolParser(tool_format, NAMES, parallel=parallel, forced=forced), Read()
     for part in parts:
         result.add(parser.feed(part))
     result.add(parser.finish())
@@ -125,6 +125,27 @@ def test_only_the_first_call_without_parallel_calls() -> None:
     for cut in range(len(text) + 1):
         got = read([text[:cut], text[cut:]], ToolFormat.HERMES, parallel=False)
         assert [name for name, _ in got.calls] == ["get_weather"] and got.text == "end"
+
+
+@pytest.mark.parametrize(
+    ("text", "tool_format"),
+    [
+        (tagged(WEATHER, NOW), ToolFormat.HERMES),
+        (tagged(WEATHER, NOW), ToolFormat.AUTO),
+        (f"{LLAMA_WEATHER}; {NOW.replace('arguments', 'parameters')}", ToolFormat.LLAMA),
+    ],
+)
+def test_forced_call_that_is_cut_shows_its_name_or_nothing(text: str, tool_format: ToolFormat) -> None:
+    whole = read([text], tool_format, forced=True)
+    assert [name for name, _ in whole.calls] == ["get_weather", "now"]
+    for cut in range(len(text) + 1):
+        got = read([text[:cut]], tool_format, forced=True)
+        assert got == read(list(text[:cut]), tool_format, forced=True) and got.text == ""
+        names = [name for name in ("get_weather", "now") if f'"{name}"' in text[:cut]]
+        assert [name for name, _ in got.calls] == names
+        assert all(full[1].startswith(part[1]) for full, part in zip(whole.calls, got.calls, strict=False))
+        alone = read([text[:cut]], tool_format, forced=True, parallel=False)
+        assert alone == Read("", got.calls[:1])
 
 
 def test_text_is_shown_at_once_where_it_can_be_no_call() -> None:

@@ -17,10 +17,10 @@ from pydantic_core import from_json
 
 # Everything up to where an object of arguments begins, and a name before it. It is tried at each part of an answer: so
 # it must not look at much.
-_HEAD = re.compile(
-    r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*(?P<name>"(?:[^"\\]|\\.){0,128}")\s*,'
-    r'\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
-)
+_HEAD_NAME = r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*(?P<name>"(?:[^"\\]|\\.){0,128}")'
+_HEAD = re.compile(_HEAD_NAME + r'\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+# A head that is cut, but whose name is whole.
+_CUT_HEAD = re.compile(_HEAD_NAME + r'\s*(?:,\s*(?:"[a-z]*(?:"\s*(?::\s*)?)?)?)?\Z')
 _FIRST_KEY = re.compile(r'\s*\{\s*"(?P<key>[^"\\]*)"')
 _BEGINNING = re.compile(r'\s*(?:\{\s*(?:"[^"\\]*"?)?)?$')
 _KEYS = frozenset({"name", "arguments", "parameters", "type", "id", "function"})
@@ -98,12 +98,16 @@ class CallReader:
         end = self._whole_scan.end_of_object(text)
         return self._whole(len(self._raw) - len(text) + end) if end is not None else []
 
-    def finish(self) -> None:
-        """No more text will come."""
-        if self._state is _State.HEAD:
-            self._give_up()
-        elif not self.ended:
-            self._state = _State.DONE
+    def finish(self, *, forced: bool = False) -> list[Event]:
+        """No more text will come. forced: it can be nothing but a call: one whose name is whole is announced."""
+        if self._state is not _State.HEAD:
+            self._state = self._state if self.ended else _State.DONE
+            return []
+        cut = _CUT_HEAD.match(self._raw) if forced else None
+        if cut is None or (name := _name_in(cut["name"])) not in self._names:
+            return self._give_up()
+        self._state = _State.DONE
+        return [CallStart(self._number, name)]
 
     def _may_become_call(self) -> bool:
         first = _FIRST_KEY.match(self._raw)

@@ -42,7 +42,7 @@ class Chat:
         self._body = body
         self._format = tool_format
         self._plan = plan_tools(body)
-        self._parser = ToolParser(tool_format, self._plan.names, parallel=self._plan.parallel)
+        self._parser = ToolParser(tool_format, self._plan.names, parallel=self._plan.parallel, forced=self._plan.forced)
         self._id = new_id("chatcmpl")
         self._usage = Usage()
         self._positions: list[TokenLogprob] = []  # of tokens whose text is held back

@@ -16,9 +16,13 @@ from nereid.gateway.tool_format import CALL_CLOSES, CALL_OPENS, PYTHON_TAG, Tool
 class ToolParser:
     """Fed with the parts of one answer, then finished."""
 
-    def __init__(self, tool_format: ToolFormat, names: Set[str], *, parallel: bool = True) -> None:
-        """names: of the declared tools.  parallel: false: calls after the first are dropped."""
+    def __init__(
+        self, tool_format: ToolFormat, names: Set[str], *, parallel: bool = True, forced: bool = False
+    ) -> None:
+        """names: of the declared tools.  parallel: false: calls after the first are dropped.  forced: a guide lets
+        the model write nothing but calls: what the end cuts, of one or of its tags, is then no text."""
         self._names = names
+        self._forced = forced
         self._parallel = parallel
         self._tags = tool_format is not ToolFormat.LLAMA
         self._bare = tool_format is not ToolFormat.HERMES
@@ -38,11 +42,12 @@ class ToolParser:
         """No more will come: what was held back."""
         events: list[Event] = []
         while self._call is not None:
-            self._call.finish()
-            events += [*self._end_call(self._call), *self._steps()]
+            started = self._call.finish(forced=self._forced)
+            events += [*self._shown(started), *self._end_call(self._call), *self._steps()]
         rest, self._pending = self._pending, ""
         cut_tag = self._tags and self._after_call and CALL_CLOSES.startswith(rest)
-        return events if cut_tag else [*events, *self._text(rest)]
+        events = events if cut_tag else [*events, *self._text(rest)]
+        return [event for event in events if not (self._forced and isinstance(event, Text))]
 
     def _steps(self) -> list[Event]:
         events: list[Event] = []
@@ -67,8 +72,12 @@ class ToolParser:
     def _read_call(self, call: CallReader) -> list[Event] | None:
         text, self._pending = self._pending, ""
         events = call.feed(text) if text else []
-        shown = events if self._parallel or self.num_calls == 0 else []
+        shown = self._shown(events)
         return [*shown, *self._end_call(call)] if call.ended else shown or None
+
+    def _shown(self, events: list[Event]) -> list[Event]:
+        """Those of the call that is being read, which is not shown where it is one too many."""
+        return events if self._parallel or self.num_calls == 0 else []
 
     def _end_call(self, call: CallReader) -> list[Event]:
         self._call, self._pending = None, call.rest
