@@ -30,6 +30,8 @@ from typing import ClassVar
 
 _VALUE_CHARS = 120
 _NAME_CHARS = 64
+_ALIKE = 0.75  # below, names that mean something else are taken for slips of typing
+_MAX_LISTED = 12
 
 
 class ErrorCode(Enum):
@@ -154,7 +156,9 @@ def shorten(value: object, limit: int = _VALUE_CHARS) -> str:
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """How a message about an unknown name goes on: the known name that it resembles, or else all known names."""
+    """How a message about an unknown name goes on: the known name that it resembles, or else all known names where
+    they are few, or else not at all."""
     names = sorted(known)
-    close = difflib.get_close_matches(name[:_NAME_CHARS], names, n=1)
-    return f" (did you mean '{close[0]}'?)" if close else f"; known: {', '.join(names)}"
+    if close := difflib.get_close_matches(name[:_NAME_CHARS], names, n=1, cutoff=_ALIKE):
+        return f" (did you mean '{close[0]}'?)"
+    return f"; known: {', '.join(names)}" if len(names) <= _MAX_LISTED else ""
