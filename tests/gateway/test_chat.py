@@ -106,7 +106,19 @@ def test_messages_are_what_templates_take(client: openai.OpenAI) -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     messages = [
         {"role": "developer", "content": [{"type": "text", "text": "be"}, {"type": "text", "text": "kind"}]},
-        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [call],
+            "refusal": None,
+            "audio": None,
+            "function_call": None,
+            "annotations": [],
+            "no_such_but_null": None,
+        },
+        {"role": "assistant", "content": None},
+        {"role": "user", "name": "somebody", "content": [{"type": "text", "text": "x", "cache_control": {"a": "b"}}]},
+        {"role": "assistant", "content": "y", "reasoning_content": "z"},
         {"role": "tool", "tool_call_id": "call_1", "content": "4 \u2028 ü"},
     ]
     _, _, sent = inputs(client, messages)
@@ -117,8 +129,23 @@ def test_messages_are_what_templates_take(client: openai.OpenAI) -> None:
             "content": "",
             "tool_calls": [{**call, "function": {"name": "f", "arguments": {"a": 1}}}],
         },
+        {"role": "assistant", "content": ""},
+        {"role": "user", "name": "somebody", "content": "x"},
+        {"role": "assistant", "content": "y", "reasoning_content": "z"},
         {"role": "tool", "tool_call_id": "call_1", "content": "4 \u2028 ü"},
     ]
+
+
+def test_answer_of_the_clients_own_library_is_taken_back(client: openai.OpenAI) -> None:
+    messages = script(say=['<tool_call>{"name": "City", "arguments": {"name": "Rome"}}</tool_call>'])
+    tool = openai.pydantic_function_tool(City)
+    made = client.chat.completions.parse(model="says", messages=messages, tools=[tool])  # type: ignore[arg-type]
+    message = made.choices[0].message
+    for back in (message.model_dump(), message.model_dump(exclude_none=True)):
+        _, _, sent = inputs(client, [back, {"role": "tool", "tool_call_id": "x", "content": "sunny"}])
+        assert sent[0]["tool_calls"][0]["function"] == {"name": "City", "arguments": {"name": "Rome"}}
+    stream_options: Any = {"include_usage": True, "include_obfuscation": False}
+    assert ask_stream(client, script(say=["x"]), stream_options=stream_options)[-1].usage
 
 
 def test_logprobs(client: openai.OpenAI) -> None:

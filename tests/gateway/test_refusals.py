@@ -47,8 +47,35 @@ def error_of(answer: Answer, status: int) -> dict[str, Any]:
 
 # Path, what is changed in a good body, the field that the error names, what its message says.
 WRONG: list[tuple[str, dict[str, object], str | None, str]] = [
-    (CHATS, {"messages": []}, "messages", "at least 1 item"),
-    (CHATS, {"messages": "hello"}, "messages", "valid list"),
+    (CHATS, {"messages": []}, "messages", "got []; allowed: a list of at least 1"),
+    (CHATS, {"messages": "hello"}, "messages", "got 'hello'; allowed: a list"),
+    (CHATS, {"messages": ["hello"]}, "messages[0]", "got 'hello'; allowed: an object"),
+    (CHATS, {"messages": [{"role": "user"}]}, "messages[0].content", "missing"),
+    (CHATS, {"messages": [{"role": "user", "content": None}]}, "messages[0].content", "missing"),
+    (CHATS, {"messages": [{"role": "assistant"}]}, "messages[0].content", "missing"),
+    (
+        CHATS,
+        {"messages": [{"role": "user", "contnt": "hi"}]},
+        "messages[0].contnt",
+        "unknown field 'messages[0].contnt' (did you mean 'content'?)",
+    ),
+    (CHATS, {"messages": [{"role": "assistant", "audio": {"id": "x"}}]}, "messages[0].audio", "allowed: null"),
+    (CHATS, {"messages": [{"role": "assistant", "content": "", "function_call": {}}]}, "messages[0].function_call", ""),
+    (
+        CHATS,
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "txt": "y"}]}]},
+        "messages[0].content[0].txt",
+        "did you mean 'text'",
+    ),
+    (
+        CHATS,
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "argumens": "{}"}}]}]},
+        "messages[0].tool_calls[0].function.argumens",
+        "did you mean 'arguments'",
+    ),
+    (CHATS, {"stream_options": {"include_usag": True}}, "stream_options.include_usag", "did you mean 'include_usage'"),
+    (COMPLETIONS, {"stream_options": {"x": True}}, "stream_options.x", "'stream_options.x'; known: include_usage"),
+    (COMPLETIONS, {"stream_options": [1]}, "stream_options", "got [1]; allowed: an object"),
     (CHATS, {"messages": [{"role": "king", "content": "x"}]}, "messages[0].role", "got 'king'; allowed: system"),
     (CHATS, {"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "a text or a list of parts"),
     (
@@ -60,16 +87,36 @@ WRONG: list[tuple[str, dict[str, object], str | None, str]] = [
     (CHATS, {"n": 2}, "n", "got 2; allowed: 1"),
     (CHATS, {"reasoning_effort": "high"}, "reasoning_effort", "unknown field"),
     (CHATS, {"temprature": 1}, "temprature", "did you mean 'temperature'"),
-    (CHATS, {"stream": "perhaps"}, "stream", "got 'perhaps'"),
+    (CHATS, {"stream": "perhaps"}, "stream", "got 'perhaps'; allowed: true or false"),
+    (CHATS, {"max_completion_tokens": 1.5}, "max_completion_tokens", "got 1.5; allowed: a whole number"),
+    (CHATS, {"max_completion_tokens": "many"}, "max_completion_tokens", "got 'many'; allowed: a whole number"),
     (CHATS, {"top_logprobs": 2}, "top_logprobs", "unless logprobs is true"),
-    (CHATS, {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "got 21"),
-    (CHATS, {"modalities": ["audio"]}, "modalities[0]", "got 'audio'"),
+    (CHATS, {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "got 21; allowed: at most 20"),
+    (CHATS, {"modalities": ["audio"]}, "modalities[0]", "got 'audio'; allowed: 'text'"),
     (CHATS, {"functions": [{"name": "f"}]}, "functions", "unknown field"),
     (CHATS, {"tool_choice": "required"}, "tool_choice", "no tools are given"),
-    (CHATS, {"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice", "got 'sometimes'"),
+    (CHATS, {"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice", "got 'sometimes'; allowed: "),
     (CHATS, {"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.function", "missing"),
     (CHATS, {"tools": [TOOL, TOOL]}, "tools[1].function.name", "no tool before has"),
-    (CHATS, {"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "got 'a b'"),
+    (
+        CHATS,
+        {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+        "tools[0].function.name",
+        "got 'a b'; allowed: ",
+    ),
+    (
+        CHATS,
+        {"tools": [{"type": "function", "function": {"name": "f", "paramters": {}}}]},
+        "tools[0].function.paramters",
+        "did you mean 'parameters'",
+    ),
+    (
+        CHATS,
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": 3}}]},
+        "tools[0].function.parameters",
+        "got 3; allowed: an object",
+    ),
+    (CHATS, {"tools": [TOOL], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice.name", "unknown field"),
     (
         CHATS,
         {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
@@ -82,8 +129,10 @@ WRONG: list[tuple[str, dict[str, object], str | None, str]] = [
         "response_format",
         "where tool_choice forces a call",
     ),
-    (CHATS, {"model": ""}, "model", "at least 1 character"),
+    (CHATS, {"model": ""}, "model", "got ''; allowed: a text of at least 1 character"),
     (CHATS, {"model": None}, "model", "missing"),
+    (CHATS, {"model": 5}, "model", "got 5; allowed: a text"),
+    (COMPLETIONS, {"logprobs": -1}, "logprobs", "got -1; allowed: at least 0"),
     (COMPLETIONS, {"prompt": None}, "prompt", "missing"),
     (COMPLETIONS, {"prompt": []}, "prompt", "got []; allowed: a text, a list"),
     (COMPLETIONS, {"prompt": [1, "a"]}, "prompt", "got [1, 'a']"),
@@ -113,6 +162,11 @@ def test_wrong_field_is_named(
     assert "Traceback" not in error["message"] and "pydantic" not in error["message"]
     if field is not None:
         assert error["param"] == field
+
+
+@pytest.mark.parametrize("name", ["reasoning_effort", "prediction", "web_search_options", "zzz"])
+def test_unknown_field_that_is_like_none_is_said_without_a_wrong_hint(gateway: Gateway, name: str) -> None:
+    assert error_of(call(gateway, CHATS, {**CHAT, name: "x"}), 400)["message"] == f"unknown field {name!r}"
 
 
 def test_what_the_clients_library_raises(client: openai.OpenAI, gateway: Gateway) -> None:

@@ -14,12 +14,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from pydantic import ValidationError
 
-from nereid.errors import NereidError, shorten
+from nereid.errors import NereidError, shorten, suggest
 
 RETRY_AFTER_S = 1
+_PARAM_CHARS = 64
 _CODED = re.compile(
     r"(?P<code>INVALID_ARGUMENT|UNAVAILABLE|CANCELLED|INTERNAL): (?P<said>.*?)(?: \(request id '[^']*'\))?$", re.DOTALL
 )
@@ -27,6 +30,29 @@ _FIELD = re.compile(r"(?P<field>[a-z][a-z0-9_]*): got ")
 _NO_MODEL = re.compile(r"unknown model|is not found", re.IGNORECASE)
 _NOT_READY = re.compile(r"is not ready|not at ready state|unloaded|server is (?:not ready|exiting)", re.IGNORECASE)
 _STATUSES = {"INVALID_ARGUMENT": 400, "UNAVAILABLE": 503, "CANCELLED": 499, "INTERNAL": 500}
+# Pydantic's names for what is wrong -> what is allowed instead, with its own limits filled in.
+_ALLOWED = {
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "dict_type": "an object",
+    "greater_than_equal": "at least {ge}",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a whole number",
+    "int_type": "a whole number",
+    "less_than_equal": "at most {le}",
+    "list_type": "a list",
+    "literal_error": "{expected}",
+    "model_type": "an object",
+    "string_pattern_mismatch": "a text that matches {pattern}",
+    "string_too_short": "a text of at least 1 character",
+    "string_type": "a text",
+    "too_long": "a list of at most {max_length}",
+    "too_short": "a list of at least {min_length}",
+}
+UNKNOWN_FIELD = "unknown_field"
+"""A type of error beside pydantic's own: its context has the field's `name` and the `known` ones."""
+
 _KINDS = {401: "authentication_error", 499: "cancelled", 500: "server_error", 503: "unavailable_error"}
 
 
@@ -57,6 +83,13 @@ def invalid(field: str, value: object, allowed: str) -> GatewayError:
     return GatewayError(400, f"{field}: got {shorten(value)}; allowed: {allowed}", param=field, code="invalid_value")
 
 
+def unknown_field(where: str, name: str, known: Iterable[str]) -> GatewayError:
+    """A key `name`, which the object at `where` cannot have; where: empty for the body itself."""
+    field = f"{where}.{name}" if where else name
+    message = f"unknown field {shorten(field)}{suggest(name, known)}"
+    return GatewayError(400, message, param=field[:_PARAM_CHARS], code="unknown_parameter")
+
+
 def unknown_model(name: str) -> GatewayError:
     return GatewayError(
         404,
@@ -66,20 +99,36 @@ def unknown_model(name: str) -> GatewayError:
     )
 
 
+def missing(field: str) -> GatewayError:
+    return GatewayError(400, f"{field}: missing; it is required", param=field, code="missing_required_parameter")
+
+
 def unavailable(message: str) -> GatewayError:
     return GatewayError(503, message, code="unavailable")
 
 
 def of_validation(error: ValidationError) -> GatewayError:
     """The fault that pydantic found, the innermost of several. An element of a list is written as messages[0].role."""
-    first = max(error.errors(include_url=False), key=lambda found: len(found["loc"]))
-    # What is no field's name says which of several types was tried.
-    path = [part for part in first["loc"] if isinstance(part, int) or (part.isidentifier() and part.islower())]
-    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or "body"
+    found = error.errors(include_url=False)
+    first = max(found, key=lambda fault: (fault["type"] == UNKNOWN_FIELD, len(fault["loc"])))
+    field, context = _field_at(first["loc"]), first.get("ctx", {})
+    if first["type"] == UNKNOWN_FIELD:
+        return unknown_field(field, context["name"], context["known"])
     if first["type"] == "missing":
-        return GatewayError(400, f"{field}: missing; it is required", param=field, code="missing_required_parameter")
-    why = first["msg"].removeprefix("Value error, ")
-    return GatewayError(400, f"{field}: got {shorten(first['input'])}; {why}", param=field, code="invalid_value")
+        return missing(field or "body")
+    return invalid(field or "body", first["input"], _allowed(first["type"], first["msg"], context))
+
+
+def _field_at(path: Sequence[int | str]) -> str:
+    # What is no field's name says which of several types was tried.
+    names = [part for part in path if isinstance(part, int) or (part.isidentifier() and part.islower())]
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in names).lstrip(".")
+
+
+def _allowed(kind: str, said: str, context: Mapping[str, Any]) -> str:
+    if kind in _ALLOWED:
+        return _ALLOWED[kind].format(**context)
+    return said.removeprefix("Value error, ")
 
 
 def of_triton(message: str) -> GatewayError:

@@ -7,12 +7,14 @@ refused, unless its value is null, which stands for "not given".
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Set
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
-from nereid.errors import shorten, suggest
-from nereid.gateway.errors import GatewayError, of_validation
+from nereid.errors import shorten
+from nereid.gateway.errors import UNKNOWN_FIELD, GatewayError, of_validation, unknown_field
 
 _PASSED_ON = frozenset({
     "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "include_stop_str_in_output",
@@ -37,34 +39,54 @@ _MAX_TOOLS = 128
 _FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
 
 
-class _Lax(BaseModel):
-    """A part of a request whose further keys mean nothing here."""
+class _Part(BaseModel):
+    """A part of a request. As in the whole, null is "not given", and a key that means nothing is refused, but for
+    those of `ignored`, which have no influence on the answer."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
+    ignored: ClassVar[Set[str]] = frozenset()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, values: object) -> object:
+        if not isinstance(values, dict):
+            return values
+        given = {name: value for name, value in values.items() if value is not None and name not in cls.ignored}
+        for name in given:
+            if name not in cls.model_fields:
+                context = {"name": name, "known": tuple(cls.model_fields)}
+                raise PydanticCustomError(UNKNOWN_FIELD, "unknown field", context)
+        return given
 
 
-class StreamOptions(_Lax):
+class StreamOptions(_Part):
+    ignored = frozenset({"include_obfuscation"})
+
     include_usage: bool = False
 
 
-class Function(_Lax):
+class Function(_Part):
     """A function that the model may call. parameters: a JSON schema of its arguments, an object."""
+
+    ignored = frozenset({"strict"})
 
     name: Annotated[str, Field(pattern=_FUNCTION_NAME)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
 
-class Tool(_Lax):
+class Tool(_Part):
+    ignored = frozenset({"cache_control"})
+
     type: Literal["function"]
     function: Function
 
 
-class FunctionName(_Lax):
+class FunctionName(_Part):
     name: str
 
 
-class NamedTool(_Lax):
+class NamedTool(_Part):
     type: Literal["function"] = "function"
     function: FunctionName
 
@@ -85,7 +107,7 @@ class _Request(BaseModel):
     @classmethod
     def _one_choice(cls, value: int) -> int:
         if value != 1:
-            raise ValueError("allowed: 1 (several choices for one prompt are not offered)")
+            raise ValueError("1 (several choices for one prompt are not offered)")
         return value
 
     @property
@@ -98,8 +120,7 @@ def _prompts(given: object) -> list[object]:
     """The prompts in what OpenAI allows `prompt` to be."""
     prompts = given if isinstance(given, list) and not _is_ids(given) else [given]
     if not 1 <= len(prompts) <= MAX_PROMPTS or not all(isinstance(p, str) or _is_ids(p) for p in prompts):
-        allowed = f"a text, a list of token ids, or a list of 1 to {MAX_PROMPTS} of these"
-        raise ValueError(f"allowed: {allowed}")
+        raise ValueError(f"a text, a list of token ids, or a list of 1 to {MAX_PROMPTS} of these")
     return prompts
 
 
@@ -140,8 +161,7 @@ def checked(kind: type[Body], values: object) -> Body:
     known = {*kind.model_fields, *_PASSED_ON, *(_CHAT_PASSED_ON if kind is ChatRequest else ())}
     for name in given:
         if name not in known:
-            message = f"unknown field {shorten(name)}{suggest(name, known)}"
-            raise GatewayError(400, message, param=name[:64], code="unknown_parameter")
+            raise unknown_field("", name, known)
     try:
         return kind.model_validate(given)
     except ValidationError as error:
