@@ -265,6 +265,32 @@ def test_an_open_gateway_says_so(triton: TritonServer) -> None:
         assert b"(keys: 2)" in keyed.said and b"warning" not in keyed.said
 
 
+@pytest.mark.parametrize(
+    "address", ["nonsense", "", ":8001", "host:", "host:0", "host:x", "http://127.0.0.1:8001", "::1:8001", "a b:1"]
+)
+def test_address_that_is_none_is_refused_at_start(address: str) -> None:
+    refused = refused_gateway([f"--grpc={address}"], {})
+    assert refused.returncode == 2 and "argument --grpc: " in refused.stderr and "Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ("says_once", "its configuration has decoupled: false"),
+        ("says_batched", "its configuration has max_batch_size: 1"),
+    ],
+)
+def test_model_that_is_there_but_cannot_be_asked_says_why(gateway: Gateway, model: str, reason: str) -> None:
+    for answer in (
+        call(gateway, CHATS, {**CHAT, "model": model}),
+        call(gateway, COMPLETIONS, {**COMPLETION, "model": model}),
+        call(gateway, f"/v1/models/{model}", method="GET"),
+    ):
+        error = error_of(answer, 404)
+        assert f"the model '{model}' cannot be asked here: {reason}" in error["message"]
+        assert (error["param"], error["code"]) == ("model", "model_not_found")
+
+
 def refused_gateway(arguments: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "nereid.cli", "gateway", "--port=1", *arguments]
     return subprocess.run(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -116,6 +117,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_gateway(gateway: argparse.ArgumentParser) -> None:
     gateway.add_argument(
         "--grpc",
+        type=_address,
         default="127.0.0.1:8001",
         metavar="HOST:PORT",
         help="the server's gRPC endpoint (default: %(default)s)",
@@ -137,6 +139,14 @@ def _port(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
         raise argparse.ArgumentTypeError(f"{text!r} is not a port (1 to 65535)")
     return int(text)
+
+
+def _address(text: str) -> str:
+    host, colon, port = text.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host.replace(":", " ")
+    if not colon or not bare or re.search(r"[\s/@]", bare):
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, as 127.0.0.1:8001 or [::1]:8001 are")
+    return f"{host}:{_port(port)}"
 
 
 def _key(text: str) -> str:

@@ -99,6 +99,12 @@ def unknown_model(name: str) -> GatewayError:
     )
 
 
+def not_offered(name: str, reason: str) -> GatewayError:
+    """A model that is there, but cannot be asked by the gateway."""
+    message = f"the model {shorten(name)} cannot be asked here: {reason}"
+    return GatewayError(404, message, param="model", code="model_not_found")
+
+
 def missing(field: str) -> GatewayError:
     return GatewayError(400, f"{field}: missing; it is required", param=field, code="missing_required_parameter")
 

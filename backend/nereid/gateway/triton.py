@@ -8,7 +8,7 @@ ending.) All streams share one channel, which finds a server that comes back wit
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.grpc import aio
 from tritonclient.utils import InferenceServerException
 
-from nereid.gateway.errors import GatewayError, of_call, of_triton, unavailable, unknown_model
+from nereid.gateway.errors import GatewayError, not_offered, of_call, of_triton, unavailable, unknown_model
 from nereid.gateway.pieces import Piece, read_piece
 
 _CHANNEL = [
@@ -73,26 +73,26 @@ class Triton:
         except InferenceServerException as error:
             raise _failure(error) from error
         ready = {entry.name for entry in index.models if entry.state == "READY"}
-        return [name for name in sorted(ready) if await self._find(name) is not None]
+        return [name for name in sorted(ready) if isinstance(await self._find(name), Model)]
 
     async def model(self, name: str) -> Model:
         """Raises GatewayError: 404 where there is none that can be asked."""
-        if (found := await self._find(name)) is None:
-            raise unknown_model(name)
+        if isinstance(found := await self._find(name), GatewayError):
+            raise found
         return found
 
-    async def _find(self, name: str) -> Model | None:
+    async def _find(self, name: str) -> Model | GatewayError:
+        """The model, or why there is none that can be asked."""
         try:
             answer = await self._client.get_model_config(name, client_timeout=_CALL_TIMEOUT_S)
         except InferenceServerException as error:
             failure = _failure(error)
             if failure.status == 404:
-                return None
+                return unknown_model(name)
             raise failure from error
         inputs = frozenset(tensor.name for tensor in answer.config.input)
-        streams = answer.config.model_transaction_policy.decoupled
-        batched = answer.config.max_batch_size > 0  # its tensors have a leading dimension: for TensorRT-LLM's clients
-        return Model(name, inputs) if streams and not batched and inputs >= _NEEDED else None
+        reason = _obstacle(answer.config, inputs)
+        return not_offered(name, reason) if reason else Model(name, inputs)
 
     async def ask(self, model: Model, question: Question) -> AsyncGenerator[Piece, None]:
         """The pieces of the answer, at least one; the last has a finish_reason. Raises GatewayError.
@@ -117,6 +117,17 @@ class Triton:
             responses.cancel()  # does nothing to a stream that has ended
         if failure is not None or not finished:
             raise failure or unavailable("the server ended the answer before it was whole")
+
+
+def _obstacle(config: Any, inputs: Set[str]) -> str | None:
+    """Why a model with this configuration cannot be asked; None where it can be."""
+    if lacking := sorted(_NEEDED - inputs):
+        return f"it has no input {', '.join(lacking)}"
+    if not config.model_transaction_policy.decoupled:
+        return "its configuration has decoupled: false; the gateway asks models with decoupled: true"
+    if config.max_batch_size > 0:  # its tensors have a leading dimension: for TensorRT-LLM's clients
+        return f"its configuration has max_batch_size: {config.max_batch_size}; the gateway asks models with 0"
+    return None
 
 
 def _failure(error: InferenceServerException) -> GatewayError:
