@@ -6,6 +6,7 @@ Shows the share of the KV cache in use, from the server's metrics, before, while
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import queue
 import re
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
 
 PROMPT = "Once upon a time"
 
@@ -29,10 +31,19 @@ def kv_cache_usage(metrics_url: str, model: str) -> float:
     return float(match[1])
 
 
+def host_port(url: str) -> str:
+    """HOST:PORT of what may be written as http://HOST:PORT/."""
+    return url.removeprefix("http://").rstrip("/")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--url", default="127.0.0.1:8001", help="HOST:PORT of the server's gRPC endpoint")
-    parser.add_argument("--metrics-url", default="127.0.0.1:8002", help="HOST:PORT of the server's metrics")
+    parser.add_argument(
+        "--url", type=host_port, default="127.0.0.1:8001", help="HOST:PORT of the server's gRPC endpoint"
+    )
+    parser.add_argument(
+        "--metrics-url", type=host_port, default="127.0.0.1:8002", help="HOST:PORT of the server's metrics"
+    )
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--tokens", type=int, default=8, help="how many responses to read before cancelling")
     args = parser.parse_args()
@@ -48,12 +59,13 @@ def main() -> int:
     responses: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
     print(f"KV cache in use before: {kv_cache_usage(args.metrics_url, args.model):.2%}\n{PROMPT}", end="")
     client = grpcclient.InferenceServerClient(args.url)
+    client.is_server_live()  # raises where it is not there
     client.start_stream(lambda result, error: responses.put((result, error)))
     client.async_stream_infer(args.model, [text, stream, sampling])
     for _ in range(args.tokens):
         result, error = responses.get(timeout=600)
         if error is not None:
-            print(error, file=sys.stderr)
+            print(f"\n{error}", file=sys.stderr)
             return 1
         print(result.as_numpy("text_output")[0].decode(), end="", flush=True)
     print(f"\nKV cache in use while it runs: {kv_cache_usage(args.metrics_url, args.model):.2%}")
@@ -68,5 +80,9 @@ def main() -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except OSError as error:
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except InferenceServerException as error:
+        sys.exit(f"{error}; is `./nereid serve` running, and --url its gRPC address?")
+    except (OSError, ValueError, http.client.HTTPException) as error:
         sys.exit(f"no metrics from the server: {error}; is `./nereid serve` running, and --metrics-url right?")

@@ -20,7 +20,10 @@ def stream_answer(args: argparse.Namespace, messages: list[dict[str, str]]) -> s
     """Print the answer as it comes, and return it. Leaving early closes the connection, which cancels the request."""
     sampling = {"max_tokens": args.max_tokens, "temperature": args.temperature, "top_p": 0.9}
     body = {"messages": json.dumps(messages), "stream": True, "sampling_parameters": json.dumps(sampling)}
-    connection = http.client.HTTPConnection(args.url, timeout=600)
+    try:
+        connection = http.client.HTTPConnection(args.url, timeout=600)
+    except http.client.InvalidURL as error:
+        raise NoAnswerError(f"--url {args.url}: {error}") from error
     answer = ""
     try:
         connection.request("POST", f"/v2/models/{args.model}/generate_stream", json.dumps(body))
@@ -40,9 +43,16 @@ def stream_answer(args: argparse.Namespace, messages: list[dict[str, str]]) -> s
     return answer
 
 
+def host_port(url: str) -> str:
+    """HOST:PORT of what may be written as http://HOST:PORT/."""
+    return url.removeprefix("http://").rstrip("/")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--url", default="127.0.0.1:8000", help="HOST:PORT of the server's HTTP endpoint")
+    parser.add_argument(
+        "--url", type=host_port, default="127.0.0.1:8000", help="HOST:PORT of the server's HTTP endpoint"
+    )
     parser.add_argument("--model", default="smollm2", help="the model's name on the server")
     parser.add_argument("--system", default="You are a helpful assistant.")
     parser.add_argument("--max-tokens", type=int, default=256)

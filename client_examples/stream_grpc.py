@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
 
 PROMPTS = ["The capital of Italy is", "Water boils at", "The opposite of cold is", "Shakespeare wrote"]
 
@@ -31,10 +32,17 @@ def inputs_for(prompt: str, sampling: dict[str, object]) -> list[Any]:
     return inputs
 
 
+def host_port(url: str) -> str:
+    """HOST:PORT of what may be written as http://HOST:PORT/."""
+    return url.removeprefix("http://").rstrip("/")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("prompts", nargs="*", default=PROMPTS)
-    parser.add_argument("--url", default="127.0.0.1:8001", help="HOST:PORT of the server's gRPC endpoint")
+    parser.add_argument(
+        "--url", type=host_port, default="127.0.0.1:8001", help="HOST:PORT of the server's gRPC endpoint"
+    )
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--max-tokens", type=int, default=24)
     args = parser.parse_args()
@@ -43,6 +51,7 @@ def main() -> int:
     texts = {str(index): "" for index in range(len(args.prompts))}
     running = set(texts)
     client = grpcclient.InferenceServerClient(args.url)
+    client.is_server_live()  # raises where it is not there
     client.start_stream(lambda result, error: responses.put((result, error)))
     try:
         for index, prompt in enumerate(args.prompts):
@@ -71,3 +80,5 @@ if __name__ == "__main__":
         sys.exit(main())
     except KeyboardInterrupt:
         sys.exit(130)
+    except InferenceServerException as error:
+        sys.exit(f"{error}; is `./nereid serve` running, and --url its gRPC address?")

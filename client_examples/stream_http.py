@@ -25,10 +25,17 @@ def events(url: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 yield json.loads(line.removeprefix(b"data:"))
 
 
+def host_port(url: str) -> str:
+    """HOST:PORT of what may be written as http://HOST:PORT/."""
+    return url.removeprefix("http://").rstrip("/")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("prompt", nargs="?", default="A short story about a lighthouse:")
-    parser.add_argument("--url", default="127.0.0.1:8000", help="HOST:PORT of the server's HTTP endpoint")
+    parser.add_argument(
+        "--url", type=host_port, default="127.0.0.1:8000", help="HOST:PORT of the server's HTTP endpoint"
+    )
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.7)
@@ -54,7 +61,7 @@ def main() -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         sys.exit(f"no answer from the server: {error}; is `./nereid serve` running, and --url its HTTP address?")
     except KeyboardInterrupt:
         sys.exit(130)
