@@ -30,9 +30,14 @@ else:
         print("needs a GPU; torch", torch.__version__, "sees none")
 '
 
-command -v -- "$PYTHON" >/dev/null || fail "needs Python; there is no $PYTHON (PYTHON names another)"
-lacking=$("$PYTHON" -c "$LACKING") || fail "$PYTHON cannot import torch"
-[ -z "$lacking" ] || fail "$lacking"
+hint= # at the project's own environment, where it is there and is not what was tried
+own=$ROOT/.venv/bin
+[ ! -x "$own/python" ] || [ "$(dirname -- "$(command -v -- "$PYTHON")")" -ef "$own" ] ||
+    hint="; try PYTHON=$([ "$PWD" = "$ROOT" ] || printf '%s/' "$ROOT").venv/bin/python"
+
+command -v -- "$PYTHON" >/dev/null || fail "needs Python; there is no $PYTHON (PYTHON names another)$hint"
+lacking=$("$PYTHON" -c "$LACKING") || fail "$PYTHON cannot import torch$hint"
+[ -z "$lacking" ] || fail "$lacking$hint"
 mkdir -p -- "$OUT" && OUT=$(cd -- "$OUT" && pwd) || fail "cannot make the folder $OUT"
 
 cd -- "$ROOT" || exit 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import csv
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -36,6 +37,28 @@ def test_the_script_says_in_one_line_what_is_missing(python: str, said: str, tmp
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith(said) and done.stderr.count("\n") == 1
     assert not folder.exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_script_hints_at_the_projects_own_environment(tmp_path: Path) -> None:
+    own = tmp_path / ".venv" / "bin" / "python"
+    script = tmp_path / "tests" / "gpu" / "run.sh"
+    script.parent.mkdir(parents=True)
+    shutil.copy(SCRIPT, script)
+
+    def said(python: str) -> str:
+        environment = {**os.environ, "PYTHON": python}
+        command = [script, tmp_path / "results"]
+        return subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+        ).stderr
+
+    assert "; try" not in said(sys.executable) and "; try" not in said("no-such-python")
+    own.parent.mkdir(parents=True)
+    own.symlink_to(sys.executable)
+    assert said(sys.executable).endswith("; try PYTHON=.venv/bin/python\n")
+    assert said("no-such-python").endswith("; try PYTHON=.venv/bin/python\n")
+    assert said(str(own)) and "; try" not in said(str(own))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
