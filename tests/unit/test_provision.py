@@ -131,10 +131,20 @@ def test_models_to_load(tmp_path: Path) -> None:
 
 
 def test_curl_command_survives_the_shell(smollm2_directory: Path) -> None:
-    prompt = sample_prompt(smollm2_directory) + "it's"
+    prompt = {"messages": sample_prompt(smollm2_directory)["messages"].replace("France", "it's")}
     command = curl_command(8000, "smollm2", prompt, stream=True).replace("curl", "printf '%s\\n'", 1)
     said = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout.splitlines()
     assert said == shlex.split(curl_command(8000, "smollm2", prompt, stream=True))[1:]
+
+
+def test_commands_to_try_ask_in_messages_where_the_model_has_a_chat_format(
+    smollm2_directory: Path, tmp_path: Path
+) -> None:
+    [field] = sample_prompt(smollm2_directory)
+    assert field == "messages" and "<|im_start|>" not in curl_command(
+        1, "x", sample_prompt(smollm2_directory), stream=True
+    )
+    assert sample_prompt(tmp_path)["text_input"]
 
 
 def test_command_line_errors_are_one_line() -> None:

@@ -1,6 +1,6 @@
 """What a person sees of a server that just became ready: commands that work as printed, and one answer as it streams.
 
-Always holds: the commands and the sample ask the same question, in the model's own chat format where it has one.
+Always holds: the commands and the sample ask the same question, as messages where the model has a chat format.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,18 @@ _MAX_TOKENS = 48
 _TIMEOUT_S = 120.0
 
 
-def sample_prompt(directory: Path) -> str:
-    """A question in the chat format of the model in `directory`, or the start of a sentence where it has none."""
+def sample_prompt(directory: Path) -> dict[str, Any]:
+    """The fields of a prompt: a question as messages where the model in `directory` has a chat format that takes them,
+    else a text, the start of a sentence."""
+    messages = [{"role": "user", "content": _QUESTION}]
     try:
-        return ChatTemplate(directory).render([{"role": "user", "content": _QUESTION}])
+        ChatTemplate(directory).render(messages)
     except NereidError:
-        return _PLAIN_PROMPT
+        return {"text_input": _PLAIN_PROMPT, "exclude_input_in_output": True}
+    return {"messages": json.dumps(messages, ensure_ascii=False)}
 
 
-def curl_command(port: int, model: str, prompt: str, *, stream: bool) -> str:
+def curl_command(port: int, model: str, prompt: Mapping[str, Any], *, stream: bool) -> str:
     """A command for a POSIX shell."""
     options, path = ("-sN", "generate_stream") if stream else ("-s", "generate")
     return (
@@ -39,10 +42,9 @@ def curl_command(port: int, model: str, prompt: str, *, stream: bool) -> str:
     )
 
 
-def _body(prompt: str, *, stream: bool) -> str:
+def _body(prompt: Mapping[str, Any], *, stream: bool) -> str:
     parameters = {"max_tokens": _MAX_TOKENS, "temperature": 0.0}
-    body: dict[str, Any] = {"text_input": prompt, "stream": stream, "exclude_input_in_output": True}
-    return json.dumps({**body, "parameters": parameters}, ensure_ascii=False)
+    return json.dumps({**prompt, "stream": stream, "parameters": parameters}, ensure_ascii=False)
 
 
 def streams(port: int, model: str) -> bool:
@@ -52,7 +54,7 @@ def streams(port: int, model: str) -> bool:
     return bool(policy.get("decoupled", False))
 
 
-def stream_answer(port: int, model: str, prompt: str, *, stream: bool) -> Iterator[str]:
+def stream_answer(port: int, model: str, prompt: Mapping[str, Any], *, stream: bool) -> Iterator[str]:
     """The pieces of the answer as they come. Raises OSError or HTTPException, or ValueError with the model's error."""
     with _request(port, "POST", f"/v2/models/{model}/generate_stream", _body(prompt, stream=stream)) as response:
         for line in response:
