@@ -136,7 +136,7 @@ def test_sigterm_lets_a_running_answer_end(serve: Serve) -> None:
 def test_second_signal_ends_at_once(serve: Serve) -> None:
     server = serve.server_pid()
     serve.process.send_signal(signal.SIGINT)
-    serve.wait_said(b"once more to end at once")
+    serve.wait_said(b"up to 30 s, or their model's drain_timeout_s where that is less; once more to end at once")
     serve.process.send_signal(signal.SIGINT)
     assert serve.end() == 1
     assert nothing_is_left(server, serve.process.pid)

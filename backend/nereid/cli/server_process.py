@@ -31,7 +31,8 @@ _STUB = "triton_python_backend_stub"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """How to start a server. exit_timeout_s: how long it waits for running requests when told to end."""
+    """How to start a server. exit_timeout_s: how long it waits for running requests when told to end;
+    a model of Nereid's ends its own after its `drain_timeout_s`."""
 
     tree: Path
     repository: Path

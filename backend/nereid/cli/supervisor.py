@@ -22,6 +22,10 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL_S = 0.25
 _STUB_SCAN_S = 2.0
 _DRAIN_SLACK_S = 10.0
+_ENDING = (
+    b"\nnereid: ending; requests that run get up to %d s, or their model's drain_timeout_s where that is less; "
+    b"once more to end at once\n"
+)
 _CLEAN = (0, -signal.SIGTERM)  # the second: before it had set up its own handling, with nothing to drain
 
 
@@ -56,7 +60,7 @@ class Supervisor:
             self._stop_asked_at = time.monotonic()
             self._server.terminate()
             limit_s = self._server.options.exit_timeout_s
-            os.write(2, b"\nnereid: ending; requests that run get up to %d s; once more to end at once\n" % limit_s)
+            os.write(2, _ENDING % limit_s)
         else:
             self._kill()
 
