@@ -163,7 +163,7 @@ class Scheduler:
                 line.set_aside(state)
                 if plan.nothing_to_claim:
                     line.close()
-            elif count := min(plan.num_left(state), plan.budget, _most_at_once(state)):
+            elif count := min(plan.num_left(state), plan.budget, _most_at_once(state) - plan.num_given(state)):
                 self._give(state, count, plan)
         self._tenants.end_step()
 
