@@ -91,6 +91,20 @@ def test_choices_force_one_of_them(compiler: GuideCompiler, smollm2_tokenizer: T
     assert set(found) <= set(choices) and len(set(found)) >= 10
 
 
+def test_every_character_of_a_choice_stands_for_itself(
+    compiler: GuideCompiler, smollm2_tokenizer: Tokenizer
+) -> None:
+    unspelled = set("\x04\x06\x13\x14\x16\x1d")  # this tokenizer drops them from a text
+    for character in [*sorted(set(map(chr, range(128))) - unspelled), "\x85", "\u2028", "é", "🙂"]:
+        compiled = compiler.compile(Guide(GuideKind.CHOICE, json.dumps(choices := [f"a{character}b", character])))
+        for text in choices:
+            matcher = compiled.matcher()
+            assert matcher.accept(smollm2_tokenizer.encode(text)) and matcher.can_end, text
+        for text in ("ab", f"a{character * 2}b", f"\\{character}", "a_b" if character != "_" else "a-b"):
+            matcher = compiled.matcher()
+            assert not (matcher.accept(smollm2_tokenizer.encode(text)) and matcher.can_end), text
+
+
 @pytest.mark.parametrize("grammar", [ARITHMETIC_LARK, ARITHMETIC_EBNF])
 def test_a_grammar_forces_its_language(compiler: GuideCompiler, smollm2_tokenizer: Tokenizer, grammar: str) -> None:
     for text in texts(compiler, smollm2_tokenizer, Guide(GuideKind.GRAMMAR, grammar), 12):
