@@ -91,9 +91,7 @@ def test_choices_force_one_of_them(compiler: GuideCompiler, smollm2_tokenizer: T
     assert set(found) <= set(choices) and len(set(found)) >= 10
 
 
-def test_every_character_of_a_choice_stands_for_itself(
-    compiler: GuideCompiler, smollm2_tokenizer: Tokenizer
-) -> None:
+def test_every_character_of_a_choice_stands_for_itself(compiler: GuideCompiler, smollm2_tokenizer: Tokenizer) -> None:
     unspelled = set("\x04\x06\x13\x14\x16\x1d")  # this tokenizer drops them from a text
     for character in [*sorted(set(map(chr, range(128))) - unspelled), "\x85", "\u2028", "é", "🙂"]:
         compiled = compiler.compile(Guide(GuideKind.CHOICE, json.dumps(choices := [f"a{character}b", character])))
