@@ -95,6 +95,8 @@ REFUSED: dict[str, tuple[GuideKind, str, str]] = {
     "no index": (SCHEMA, '{"$ref": "#/allOf/2", "allOf": [{}, {}]}', "is not in it"),
     "no bytes": (SCHEMA, '{"$ref": "#/%ff"}', "is not in it"),
     "deep in Lark": (GRAMMAR, "start: %json " + deep({}, 1000), "too deeply|recursion limit"),
+    "token": (GRAMMAR, 'start: <|im_end|> "a"', r"names the token <\|im_end\|>"),
+    "tokens": (GRAMMAR, 'start: "<a>" /<b>/ <[1-5]>', r"names the token <\[1-5\]>"),
     "bad regex": (REGEX, "(", "unclosed group"),
     "lookahead": (REGEX, "(?=a)a", "look-around"),
     "back reference": (REGEX, r"(a)\1", "backreferences are not supported"),

@@ -1,5 +1,5 @@
 """What a Lark grammar holds: how large its terminals are, once all that they refer to is written out; the JSON schemas
-that it embeds.
+that it embeds; whether it names tokens.
 
 A terminal (its name is in capitals) becomes one regular expression, whose size is what the library's work depends on;
 a rule does not. Literals and expressions inside rules are terminals without a name: they are listed by their text.
@@ -20,6 +20,7 @@ _TERMINAL_NAME = re.compile(r"\b_*[A-Z][A-Z0-9_]*\b")
 _REPEATS = re.compile(r"[*+?{]")
 _EMBEDDED = "%json"
 _PIECE = re.compile(f"{_TEXT.pattern}|{_EMBEDDED}")
+_TOKEN_NAME = re.compile(r"<[^\n>]{0,40}>?")
 _SPACE = re.compile(r"\s*")
 _ENOUGH = 1 << 30  # sizes stop growing here: doubling makes them astronomic
 
@@ -63,6 +64,12 @@ def without_schemas(grammar: str) -> tuple[str, list[Mapping[str, Any]]]:
                 kept += [grammar[start:position], " {}"]
                 position = start = end
     return "".join(kept) + grammar[start:], schemas
+
+
+def token_name(grammar: str) -> str | None:
+    """The first token that a grammar without schemas names (`<|im_end|>`, `<[1-5]>`), and not in a text."""
+    found = _TOKEN_NAME.search(_TEXT.sub(" ", grammar))
+    return found.group() if found else None
 
 
 def terminals(grammar: str) -> dict[str, Terminal]:

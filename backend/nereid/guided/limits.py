@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from nereid.guided.lark import terminals, without_schemas
+from nereid.guided.lark import terminals, token_name, without_schemas
 
 MAX_SOURCE_CHARS = 1 << 15
 MAX_TERMINAL_CHARS = 4096
@@ -60,6 +60,8 @@ def check_lark(grammar: str) -> None:
         raise SourceError("a schema in it is nested too deeply") from error
     for schema in schemas:
         check_schema(schema)
+    if name := token_name(grammar):
+        raise SourceError(f"it names the token {name}; only texts are taken")
     for name, terminal in terminals(grammar).items():
         if terminal.num_chars > MAX_TERMINAL_CHARS:
             raise SourceError(f"terminal {name} would have {terminal.num_chars} characters; at most 4096 are taken")
