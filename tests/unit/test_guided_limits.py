@@ -154,7 +154,7 @@ def test_hostile_sources_are_refused(compiler: GuideCompiler, name: str) -> None
     ("kind", "source", "inside", "outside"),
     [
         (SCHEMA, '{"$ref": "#/$defs/a/1", "$defs": {"a": [{}, {"type": "integer"}]}}', "12", '"x"'),
-        (SCHEMA, '{"properties": {"$anchor": {}, "$id": {"type": "null"}}, "type": "object"}', '{"$id": n', '{"$id": 1'),
+        (SCHEMA, '{"properties": {"$anchor": {}, "$id": {"type": "null"}}}', '{"$id": n', '{"$id": 1'),
         (GRAMMAR, 'start: "<|im_end|>" // <x>\n | %json {"pattern": "^<[a-c]>$", "type": "string"}', '"<b>', '"<d>'),
         (GRAMMAR, 'start: %json {"required": ["pattern"], "properties": {"pattern": {"type": "integer", "title": "'
          + "long " * 900 + '"}}, "type": "object", "additionalProperties": false}', '{"pattern": 1', "{}"),
