@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from nereid.errors import GuideError, InvalidRequestError, QueueTimeoutError, RequestError
 from nereid.guided.check_process import DEADLINE_S, MEMORY_BYTES, STACK_BYTES, GuideChecker
+from nereid.guided.handover import Handover
 from nereid.guided.limits import MAX_SOURCE_CHARS, SourceError, check_length
 from nereid.request import Guide
 from nereid.tokenization.tokenizer import Tokenizer
@@ -63,11 +64,14 @@ class GuideCompiler:
         self._cached_chars = 0
         self._retry_times: dict[Guide, float] = {}  # of guides in the cache
         self._lock = threading.Lock()  # of the cache
+        self._handover = Handover()
         self._worker: ThreadPoolExecutor | None = None
         self._loaded: tuple[GuideLibrary, GuideChecker] | None = None  # the worker's
 
     def compile(self, guide: Guide) -> CompiledGuide:
-        """Raises InvalidRequestError, which names the field and the reason; QueueTimeoutError where other guides took
+        """The guide ready for one request, for which it is kept until it is taken.
+
+        Raises InvalidRequestError, which names the field and the reason; QueueTimeoutError where other guides took
         all the time; RequestError where guides cannot be checked at present."""
         found = self._find(guide)
         if found is None:
@@ -78,6 +82,17 @@ class GuideCompiler:
             found = self._result_of(self._start().submit(self._compile, guide))
         if isinstance(found, InvalidRequestError):
             raise InvalidRequestError(str(found))
+        self._handover.give(found)
+        return found
+
+    def take(self, guide: Guide) -> CompiledGuide:
+        """What `compile` made ready for one request; at once, whatever is being compiled.
+
+        Raises QueueTimeoutError where it has not been asked for, or too long ago.
+        """
+        found = self._handover.take(guide) or self._find(guide)
+        if found is None or isinstance(found, InvalidRequestError):
+            raise QueueTimeoutError("the request's guide was made ready too long ago, and is not kept any more")
         return found
 
     def _result_of(self, future: Future[CompiledGuide | InvalidRequestError]) -> CompiledGuide | InvalidRequestError:
