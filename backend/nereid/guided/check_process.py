@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 DEADLINE_S = 5.0
-MEMORY_BYTES = 2 << 30
+MEMORY_BYTES = 512 << 20
 STACK_BYTES = 512 << 20  # of whatever thread compiles
 _START_S = 60.0  # to load the library and the tokenizer, on a busy machine
 # How a process dies whose memory, or stack, is not enough, or in which the library fails: the guide's own doing.
