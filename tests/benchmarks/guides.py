@@ -93,6 +93,8 @@ class Streams:
         ids = range(self._next_id, self._next_id + _STREAMS)
         self._next_id += _STREAMS
         for request_id in ids:
+            if guide is not None:
+                self.built.compiler.compile(guide)  # for each request: as often as it is taken
             prompt = tuple(5 + (37 * position + request_id % _STREAMS) % 40000 for position in range(_PROMPT_LEN))
             self.built.engine.submit(Request(request_id, prompt, sampling, time.monotonic()))
         first: dict[int, float] = {}

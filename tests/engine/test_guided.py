@@ -42,10 +42,17 @@ class Bench:
         self._outputs = Outputs()
         fixed = {"model": str(directory), "num_threads": 1, "dtype": "float32"}
         config = EngineConfig.from_mapping({"num_blocks": 400, **fixed, **settings})
-        self.engine = build_engine(config, directory, self._outputs.emit).engine
+        built = build_engine(config, directory, self._outputs.emit)
+        self.engine, self._compiler = built.engine, built.compiler
         self._next_id = 0
 
     def run(self, *params: SamplingParams, prompt_len: int = 9) -> list[RequestOutput]:
+        for guide in filter(None, (sampling.guide for sampling in params)):
+            self._compiler.compile(guide)
+        return self.run_unchecked(*params, prompt_len=prompt_len)
+
+    def run_unchecked(self, *params: SamplingParams, prompt_len: int = 9) -> list[RequestOutput]:
+        """Without making the guides ready, as the server's side does."""
         ids = range(self._next_id, self._next_id + len(params))
         self._next_id += len(params)
         for request_id, sampling in zip(ids, params, strict=True):
@@ -134,10 +141,10 @@ def test_a_guide_that_cannot_go_on_ends_its_request_alone(bench: Bench) -> None:
     assert [output.token_ids for output in others] == [output.token_ids for output in bench.run(*mixed())]
 
 
-def test_a_guide_that_does_not_compile_is_refused(bench: Bench) -> None:
-    refused, other = bench.run(guided(Guide(GuideKind.REGEX, "(")), guided(LETTERS))
-    assert refused.failure is not None and refused.failure.code is ErrorCode.INVALID_ARGUMENT
-    assert refused.failure.message.startswith("guided_decoding: got '('") and other.failure is None
+def test_the_loop_compiles_no_guide(bench: Bench) -> None:
+    refused, other = bench.run_unchecked(guided(Guide(GuideKind.REGEX, "never compiled")), SamplingParams(max_tokens=3))
+    assert refused.failure is not None and refused.failure.code is ErrorCode.UNAVAILABLE
+    assert "guide was made ready too long ago" in refused.failure.message and other.failure is None
     assert bench.engine.alive and bench.engine.stats.kv_cache_usage == 0.0
 
 
@@ -166,6 +173,7 @@ def test_two_thousand_generations(smollm2_directory: Path, smollm2_tokenizer: To
         temperature = random.Random(index).choice([0.3, 0.7, 1.0])
         sampling = replace(guided(schema_guide(name), index), temperature=temperature)
         prompt = smollm2_tokenizer.encode(PROMPT.format(name))
+        built.compiler.compile(schema_guide(name))
         built.engine.submit(Request(index, prompt, sampling, time.monotonic()))
     assert done.wait(3500)
     built.engine.shutdown(1.0)

@@ -84,6 +84,15 @@ def test_a_guide_that_cannot_be_followed_is_refused(server: TritonServer, field:
     assert "allowed: " in answer.error and "r_foo" not in answer.error
 
 
+def test_a_guide_that_never_compiles_costs_its_request_alone(server: TritonServer) -> None:
+    each = [f".*[{letter}].{{{index + 7}}}" for index, letter in enumerate("abcdefghijklmnopqrstuvwx")]
+    grammar = f"start: A\nA: /({'|'.join(each)})/ & ~/({'|'.join(each[::-1])}x)/"
+    answer = ask(server, guided_grammar=grammar)
+    assert answer.status == 400 and answer.error.startswith("INVALID_ARGUMENT: "), answer
+    assert "s to compile" in answer.error
+    assert ask(server, guided_choice=["that compiles"]).text == "that compiles"
+
+
 def test_what_leaves_no_token_ends_the_request_alone(server: TritonServer, smollm2_tokenizer: Tokenizer) -> None:
     (letter,) = smollm2_tokenizer.encode("x")
     with ThreadPoolExecutor(2) as pool:

@@ -39,6 +39,15 @@ def nested_refs(count: int) -> str:
     return f'{{"$ref":"#/$defs/0","$defs":{{{defs},"{count}":{{"type":"integer"}}}}}}'
 
 
+def by_refs(path: str, definitions: Any, **more: Any) -> str:
+    """Twenty patterns that references by `path` join."""
+    refs = [{"$ref": path.format(i)} for i in range(20)]
+    return json.dumps({"$defs": definitions, "type": "string", "allOf": refs, **more})
+
+
+NUMBERED = {str(i): p for i, p in enumerate(joined(20))}
+
+
 SCHEMA, REGEX, GRAMMAR, CHOICE = GuideKind.JSON_SCHEMA, GuideKind.REGEX, GuideKind.GRAMMAR, GuideKind.CHOICE
 REFUSED: dict[str, tuple[GuideKind, str, str]] = {
     "no json": (SCHEMA, '{"type": ', "it is no JSON"),
@@ -60,7 +69,9 @@ REFUSED: dict[str, tuple[GuideKind, str, str]] = {
     "joined": (SCHEMA, json.dumps({"type": "string", "allOf": joined(20)}), "more than 4 patterns"),
     "joined by refs": (
         SCHEMA,
-        json.dumps({"$ref": "#/d/0", "d": {str(i): {**p, "$ref": f"#/d/{i + 1}"} for i, p in enumerate(joined(20))}}),
+        json.dumps(
+            {"$ref": "#/d/0", "d": {str(i): {**p, "$ref": f"#/d/{(i + 1) % 20}"} for i, p in enumerate(joined(20))}}
+        ),
         "more than 4 patterns",
     ),
     "joined in properties": (
@@ -68,6 +79,24 @@ REFUSED: dict[str, tuple[GuideKind, str, str]] = {
         json.dumps({"allOf": [{"properties": {"allOf": p}} for p in joined(20)]}),
         "more than 4 patterns",
     ),
+    "joined by indices": (SCHEMA, by_refs("#/$defs/a/{}", {"a": joined(20)}), "more than 4 patterns"),
+    "joined by escapes": (SCHEMA, by_refs("#/%24d%65fs/~0~1a/{}", {"~/a": NUMBERED}), "more than 4 patterns"),
+    "joined in Lark": (GRAMMAR, "start: %json " + by_refs("#/$defs/{}", NUMBERED), "more than 4 patterns"),
+    "joined in Lark, spelled otherwise": (
+        GRAMMAR,
+        "start: x\nx: %json\n" + by_refs("#/$defs/{}", NUMBERED).replace("pattern", "p\\u0061ttern"),
+        "more than 4 patterns",
+    ),
+    "by anchor": (SCHEMA, '{"$ref": "#a", "$defs": {"b": {"$anchor": "a"}}}', "only #/"),
+    "anchor": (SCHEMA, '{"type": "array", "items": {"$anchor": "a"}}', "\\$anchor is not followed"),
+    "dynamic": (SCHEMA, '{"$dynamicRef": "#/$defs/a", "$defs": {"a": {}}}', "\\$dynamicRef is not followed"),
+    "nested id": (SCHEMA, '{"items": {"$id": "x", "$ref": "#/$defs/0"}, "$defs": {"0": {}}}', "an \\$id that is not"),
+    "no target": (SCHEMA, '{"$ref": "#/$defs/a", "$defs": {"b": {}}}', "is not in it"),
+    "no index": (SCHEMA, '{"$ref": "#/allOf/2", "allOf": [{}, {}]}', "is not in it"),
+    "no bytes": (SCHEMA, '{"$ref": "#/%ff"}', "is not in it"),
+    "deep in Lark": (GRAMMAR, "start: %json " + deep({}, 1000), "too deeply|recursion limit"),
+    "token": (GRAMMAR, 'start: <|im_end|> "a"', r"names the token <\|im_end\|>"),
+    "tokens": (GRAMMAR, 'start: "<a>" /<b>/ <[1-5]>', r"names the token <\[1-5\]>"),
     "bad regex": (REGEX, "(", "unclosed group"),
     "lookahead": (REGEX, "(?=a)a", "look-around"),
     "back reference": (REGEX, r"(a)\1", "backreferences are not supported"),
@@ -136,6 +165,24 @@ def test_hostile_sources_are_refused(compiler: GuideCompiler, name: str) -> None
         assert caught.value.code is ErrorCode.INVALID_ARGUMENT
         assert message.startswith("guided_decoding: got ") and "; allowed: a " in message
         assert len(message) < 500 and "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "inside", "outside"),
+    [
+        (SCHEMA, '{"$ref": "#/$defs/a/1", "$defs": {"a": [{}, {"type": "integer"}]}}', "12", '"x"'),
+        (SCHEMA, '{"properties": {"$anchor": {}, "$id": {"type": "null"}}}', '{"$id": n', '{"$id": 1'),
+        (GRAMMAR, 'start: "<|im_end|>" // <x>\n | %json {"pattern": "^<[a-c]>$", "type": "string"}', '"<b>', '"<d>'),
+        (GRAMMAR, 'start: %json {"required": ["pattern"], "properties": {"pattern": {"type": "integer", "title": "'
+         + "long " * 900 + '"}}, "type": "object", "additionalProperties": false}', '{"pattern": 1', "{}"),
+    ],
+)  # fmt: skip
+def test_what_looks_alike_is_taken(
+    compiler: GuideCompiler, smollm2_tokenizer: Tokenizer, kind: GuideKind, source: str, inside: str, outside: str
+) -> None:
+    compiled = compiler.compile(Guide(kind, source))
+    assert compiled.matcher().accept(smollm2_tokenizer.encode(inside))
+    assert not compiled.matcher().accept(smollm2_tokenizer.encode(outside))
 
 
 @pytest.mark.parametrize("name", TAKEN)

@@ -1,4 +1,5 @@
-"""How large the terminals of a Lark grammar are, once all that they refer to is written out.
+"""What a Lark grammar holds: how large its terminals are, once all that they refer to is written out; the JSON schemas
+that it embeds; whether it names tokens.
 
 A terminal (its name is in capitals) becomes one regular expression, whose size is what the library's work depends on;
 a rule does not. Literals and expressions inside rules are terminals without a name: they are listed by their text.
@@ -6,14 +7,21 @@ a rule does not. Literals and expressions inside rules are terminals without a n
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 # Literals, regular expressions and comments: what stands in them is no operator and no name.
 _TEXT = re.compile(r'"(?:[^"\\\n]|\\.)*"i?|/(?![/*])(?:[^/\\\n]|\\.)+/[a-z]*|//[^\n]*|#[^\n]*')
 _DEFINITION = re.compile(r"(?m)^[ \t]*[?!]*(\w+)(?:\.-?\d+)?(?:\[[^\]\n]*\])?[ \t]*:")
 _TERMINAL_NAME = re.compile(r"\b_*[A-Z][A-Z0-9_]*\b")
 _REPEATS = re.compile(r"[*+?{]")
+_EMBEDDED = "%json"
+_PIECE = re.compile(f"{_TEXT.pattern}|{_EMBEDDED}")
+_TOKEN_NAME = re.compile(r"<[^\n>]{0,40}>?")
+_SPACE = re.compile(r"\s*")
 _ENOUGH = 1 << 30  # sizes stop growing here: doubling makes them astronomic
 
 
@@ -31,6 +39,37 @@ class Terminal:
             min(self.num_repeats + other.num_repeats, _ENOUGH),
             min(self.num_intersections + other.num_intersections, _ENOUGH),
         )
+
+
+def without_schemas(grammar: str) -> tuple[str, list[Mapping[str, Any]]]:
+    """The grammar with `{}` for each JSON object that follows a %json, and these objects, read as JSON.
+
+    One that Python does not read is left where it is: what the library takes, Python reads. Raises RecursionError
+    where one is nested too deeply.
+    """
+    decoder = json.JSONDecoder()
+    kept: list[str] = []
+    schemas: list[Mapping[str, Any]] = []
+    position = start = 0
+    while match := _PIECE.search(grammar, position):
+        position = match.end()
+        if match.group() == _EMBEDDED:
+            begin = _SPACE.match(grammar, position).end()  # type: ignore[union-attr]  # it matches everywhere
+            try:
+                schema, end = decoder.raw_decode(grammar, begin)
+            except ValueError:
+                continue
+            if isinstance(schema, dict):
+                schemas.append(schema)
+                kept += [grammar[start:position], " {}"]
+                position = start = end
+    return "".join(kept) + grammar[start:], schemas
+
+
+def token_name(grammar: str) -> str | None:
+    """The first token that a grammar without schemas names (`<|im_end|>`, `<[1-5]>`), and not in a text."""
+    found = _TOKEN_NAME.search(_TEXT.sub(" ", grammar))
+    return found.group() if found else None
 
 
 def terminals(grammar: str) -> dict[str, Terminal]:

@@ -15,7 +15,6 @@ from nereid.guided.masks import num_words
 from nereid.guided.matcher import GuideMatcher, Words, reason_of
 from nereid.guided.sources import own_words, to_grammar
 from nereid.request import Guide
-from nereid.tokenization.tokenizer import Tokenizer
 
 _SILENT = 0
 # Less than the library's own by factors of 4 and 5: they bound how long one guide's mask keeps a step waiting.
@@ -34,16 +33,26 @@ class CompiledGuide:
         return self.start.fork()
 
 
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """tokenizer: as its file has it.  num_tokens: of the tokenizer.  vocab_size: of the model's logits."""
+
+    tokenizer: str
+    num_tokens: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+
 class GuideLibrary:
     """The library with one model's tokenizer."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(self, vocabulary: Vocabulary) -> None:
         """Raises SourceError where the library cannot use the tokenizer."""
         # The library wants a place for each token of the tokenizer; what lies past the model's is cut off each mask.
-        self._vocab_size = vocab_size
-        self._num_tokens = max(vocab_size, tokenizer.num_tokens)
+        self._vocab_size = vocabulary.vocab_size
+        self._num_tokens = max(vocabulary.vocab_size, vocabulary.num_tokens)
         try:
-            self._tokenizer = LLTokenizer(tokenizer.as_json(), self._num_tokens, list(eos_token_ids))
+            self._tokenizer = LLTokenizer(vocabulary.tokenizer, self._num_tokens, list(vocabulary.eos_token_ids))
         except ValueError as error:
             raise SourceError(f"this model's tokenizer cannot be guided: {reason_of(str(error))}") from error
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
+from urllib.parse import unquote
 
-from nereid.guided.lark import terminals
+from nereid.guided.lark import terminals, token_name, without_schemas
 
 MAX_SOURCE_CHARS = 1 << 15
 MAX_TERMINAL_CHARS = 4096
@@ -22,6 +23,9 @@ MAX_OPTIONAL_PROPERTIES = 400  # the library gives up where more items than 2,00
 _REPEATS = re.compile(r"[*+?{]")
 _ALL_HOLD = "allOf"
 _BRANCHES = (_ALL_HOLD, "anyOf", "oneOf")
+_REFERENCE = "$ref"
+# They make a reference mean another place than the one that its path names.
+_NOT_FOLLOWED = ("$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveAnchor", "$recursiveRef")
 _ANNOTATIONS = ("description", "title", "$comment", "$schema", "$id")
 
 
@@ -50,6 +54,14 @@ def check_expression(expression: str) -> None:
 
 def check_lark(grammar: str) -> None:
     """Of a grammar in Lark. Raises SourceError."""
+    try:
+        grammar, schemas = without_schemas(grammar)
+    except RecursionError as error:
+        raise SourceError("a schema in it is nested too deeply") from error
+    for schema in schemas:
+        check_schema(schema)
+    if name := token_name(grammar):
+        raise SourceError(f"it names the token {name}; only texts are taken")
     for name, terminal in terminals(grammar).items():
         if terminal.num_chars > MAX_TERMINAL_CHARS:
             raise SourceError(f"terminal {name} would have {terminal.num_chars} characters; at most 4096 are taken")
@@ -57,12 +69,10 @@ def check_lark(grammar: str) -> None:
             raise SourceError(f"terminal {name} has more than {MAX_REPEATS} repetition operators")
         if terminal.num_intersections >= MAX_INTERSECTED:
             raise SourceError(f"terminal {name} intersects more than {MAX_INTERSECTED} expressions")
-    if "%json" in grammar and '"pattern"' in grammar:
-        raise SourceError("a schema embedded by %json may not hold a pattern")
 
 
 def check_schema(schema: Any) -> None:
-    """Of a JSON schema. Raises SourceError."""
+    """Of a JSON schema: of all that it holds, be it a schema or a value in one. Raises SourceError."""
     if _most_patterns(schema) > MAX_INTERSECTED:
         raise SourceError(f"allOf and $ref join more than {MAX_INTERSECTED} patterns")
 
@@ -83,8 +93,10 @@ def _most_patterns(document: Any) -> int:
         elif isinstance(node, (dict, list)) and id(node) not in seen:
             seen.add(id(node))
             _check_node(node)
+            if isinstance(node, dict) and node is not document and isinstance(node.get("$id"), str):
+                raise SourceError("it holds an $id that is not its own")
             stack.append((node, True))
-            children = node if isinstance(node, list) else [*node.values(), _target(document, node.get("$ref"))]
+            children = node if isinstance(node, list) else [*node.values(), _target(document, node)]
             stack += [(child, False) for child in children]
     return counts.get(id(document), 0)
 
@@ -93,6 +105,8 @@ def _check_node(node: dict[str, Any] | list[Any]) -> None:
     items: Iterable[tuple[str, Any]] = node.items() if isinstance(node, dict) else (("", value) for value in node)
     for key, value in items:
         check_expression(key)
+        if key in _NOT_FOLLOWED and not isinstance(value, dict):  # a dict is the schema of a property of that name
+            raise SourceError(f"{key} is not followed")
         if isinstance(value, str) and key not in _ANNOTATIONS:
             (check_expression if key == "pattern" else check_text)(value)
     properties = node.get("properties") if isinstance(node, dict) else None
@@ -113,16 +127,22 @@ def _count(node: dict[str, Any] | list[Any], document: Any, counts: Mapping[int,
     own = max(of(value for key, value in node.items() if key not in joined), default=0)
     own = max(own, int("pattern" in node or "format" in node))
     branches = sum(sum(each) if key == _ALL_HOLD else max(each, default=0) for key, each in joined.items())
-    return own + branches + sum(of([_target(document, node.get("$ref"))]))
+    return own + branches + sum(of([_target(document, node)]))
 
 
-def _target(document: Any, reference: Any) -> Any:
-    """What a reference within the document points to; None for all others, which the library judges itself."""
-    if not isinstance(reference, str) or not reference.startswith("#"):
+def _target(document: Any, node: Mapping[str, Any]) -> Any:
+    """What the node refers to within the document; None without a reference. Raises SourceError."""
+    reference = node.get(_REFERENCE)
+    if not isinstance(reference, str):
         return None
-    node = document
-    for part in reference[1:].split("/")[1:]:
-        if not isinstance(node, dict):
-            return None
-        node = node.get(part.replace("~1", "/").replace("~0", "~"))
-    return node
+    base, _, pointer = reference.partition("#")
+    if base or (pointer and not pointer.startswith("/")):
+        raise SourceError(f"it refers to {reference[:80]!r}; the library does not fetch, only #/... is followed")
+    found = document
+    try:
+        for part in unquote(pointer, errors="strict").split("/")[1:]:
+            part = part.replace("~1", "/").replace("~0", "~")
+            found = found[int(part)] if isinstance(found, list) else found[part]
+    except (LookupError, TypeError, ValueError) as error:
+        raise SourceError(f"it refers to {reference[:80]!r}, which is not in it") from error
+    return found

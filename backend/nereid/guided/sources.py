@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # white space without end, which small models then write. A schema's "x-guidance" may say otherwise.
 _JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[ \t]|\r?\n[ \t]{0,24}"}
 _ANY_OBJECT = '{"type": "object"}'
-_SPECIAL = re.compile(r"[][\\.^$|?*+(){}&~#@<>/-]")
+_SPECIAL = re.compile(r"[][\\.^$|?*+(){}]")  # no others: escaped, < and > are edges of words
 
 
 def to_grammar(guide: Guide) -> str:

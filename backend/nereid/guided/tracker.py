@@ -27,9 +27,10 @@ class GuideTracker:
         self._errors: dict[int, GuideError] = {}
 
     def add(self, request_id: int, guide: Guide | None) -> None:
-        """Follow a request. Raises InvalidRequestError where its guide does not compile."""
+        """Follow a request. Raises QueueTimeoutError where its guide has not been compiled before: that takes too long
+        to be done here."""
         if guide is not None:
-            self._matchers[request_id] = self._compiler.compile(guide).matcher()
+            self._matchers[request_id] = self._compiler.take(guide).matcher()
 
     def masks(self, request_ids: Iterable[int]) -> tuple[tuple[int, ...], bytes]:
         """Of these requests those that are guided, and what each may be given next: words as in batch.GuideMasks.
