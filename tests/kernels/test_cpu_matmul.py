@@ -41,6 +41,18 @@ def test_neither_strides_nor_addresses_matter(threads: int, dtype: torch.dtype) 
         assert torch.equal(matmul(x, moved, None), whole)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 16, 18, 64])
+def test_what_lies_behind_a_row_is_no_part_of_it(threads: int, rows: int, dtype: torch.dtype) -> None:
+    """Nor a NaN of the next row, where one row is another request's."""
+    weight = torch.randn(70, 63).to(dtype)
+    behind = torch.full((rows, 64), torch.nan, dtype=dtype)[:, :63].copy_(torch.randn(rows, 63))
+    assert matmul(behind, weight, None, row_tiles(weight)).isfinite().all()
+    beside = torch.randn(rows + 1, 63).to(dtype)
+    beside[-1] = torch.nan
+    assert matmul(beside, weight, None, row_tiles(weight))[:-1].isfinite().all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_vocabulary(threads: int, dtype: torch.dtype) -> None:
     x, weight = torch.randn(9, 576).to(dtype), torch.randn(49152, 576).to(dtype)

@@ -87,6 +87,9 @@ def _align(x: Tensor, rows: int) -> Tensor:
     """x with zero rows up to `rows`, each row at an aligned address. A copy, unless x is so already."""
     missing = rows - x.shape[0]
     unit = _ALIGNMENT // x.element_size()
-    if not missing and x.data_ptr() % _ALIGNMENT == 0 and x.stride(0) % unit == 0:
+    # With AMX, oneDNN (torch 2.13) takes bfloat16 in pairs, and of an odd row also what lies behind it, times zero: a
+    # NaN there is a NaN in the product. So a zero has to lie there.
+    pairs = x.shape[1] % 2 == 0
+    if not missing and pairs and x.data_ptr() % _ALIGNMENT == 0 and x.stride(0) % unit == 0:
         return x
     return functional.pad(x, (0, -x.shape[1] % unit, 0, missing))[:, : x.shape[1]]

@@ -32,7 +32,9 @@ def test_int8_equals_its_definition(
     weight, scales = ops.quantise_int8(torch.randn(out_features, in_features), group)
     out = ops.matmul_int8(x, weight, scales, backend=backend)
     exact = reference.matmul_int8(x.double(), weight, scales)
-    assert_as_good_as_plain(out, exact, reference.matmul_int8(x, weight, scales))
+    # Plain PyTorch gets zeros behind its rows: with AMX its products read what lies there where a row is odd.
+    zeros_behind = torch.nn.functional.pad(x, (0, 3))[:, :in_features]
+    assert_as_good_as_plain(out, exact, reference.matmul_int8(zeros_behind, weight, scales))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
