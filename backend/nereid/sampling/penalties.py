@@ -86,9 +86,7 @@ class PenaltyState:
         scales = torch.tensor([seen.scales for _, seen in chosen], dtype=torch.float32).T.contiguous()
         where = (torch.tensor([row for row, _ in chosen])[:, None], self._ids[index])
         values, counts = logits[where], self._counts[index]
-        seen_all = torch.ones_like(
-            counts, dtype=torch.bool
-        )  # what is neither of the prompt nor generated is not listed
+        seen_all = torch.ones_like(counts, dtype=torch.bool)  # of what is in the lists; nothing else is listed
         apply_penalties(values, counts, seen_all, *scales, backend=self._backend)
         logits[where] = values
 

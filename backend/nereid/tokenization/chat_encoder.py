@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nereid.errors import InvalidRequestError
-from nereid.tokenization.chat_template import ChatTemplate, Message
+from nereid.tokenization.chat_template import ChatTemplate, Message, unused_character
 from nereid.tokenization.literal_tokenizer import LiteralTokenizer
 from nereid.tokenization.tokenizer import Tokenizer
 
@@ -41,7 +41,7 @@ class ChatEncoder:
     def encode(self, conversation: Conversation, max_chars: int) -> tuple[str, tuple[int, ...]]:
         """The prompt as text, and its ids. Raises InvalidRequestError where the template refuses the conversation, and
         for a prompt of over `max_chars`."""
-        mark = _unused_character(conversation)
+        mark = unused_character((conversation.messages, conversation.tools, conversation.variables), _PRIVATE_USE)
         marked = self._marked(conversation, mark)
         rendered = self._template.render(
             marked.messages,
@@ -75,25 +75,3 @@ class ChatEncoder:
             tools=with_marks(conversation.tools),
             variables=with_marks(conversation.variables),
         )
-
-
-def _unused_character(conversation: Conversation) -> str:
-    """A character for private use that nothing in the conversation holds."""
-    used: set[str] = set()
-
-    def look(value: object) -> None:
-        if isinstance(value, str):
-            used.update(value)
-        elif isinstance(value, Mapping):
-            for key, item in value.items():
-                look(key)
-                look(item)
-        elif isinstance(value, (list, tuple)):
-            for item in value:
-                look(item)
-
-    look((conversation.messages, conversation.tools, conversation.variables))
-    for code in _PRIVATE_USE:
-        if chr(code) not in used:
-            return chr(code)
-    raise InvalidRequestError(f"messages: got all {len(_PRIVATE_USE)} characters for private use; allowed: fewer")

@@ -25,6 +25,7 @@ from nereid.errors import InvalidRequestError, ModelLoadError
 Message = Mapping[str, Any]
 
 _LOG = logging.getLogger(__name__)
+_TAGS = range(0xF0000, 0xFFFFE)  # for private use, and no marks of a ChatEncoder
 _FOR_TOOLS = "tool_use"  # of several templates, the one for requests with tools
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -65,7 +66,7 @@ class ChatTemplate:
         name = _FOR_TOOLS if tools and _FOR_TOOLS in self._templates else self._default
         if tools and name in self._without_tools and self._to_warn.acquire(blocking=False):
             _LOG.warning("a request has tools, which %s does not show to the model: they have no effect", self._path)
-        tag = _unused_tag(messages) if continue_final_message else ""
+        tag = unused_character((messages, tools, variables), _TAGS) if continue_final_message else ""
         if tag:
             messages = [*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']}{tag} "}]
         given = {**self._special, **(variables or {}), "messages": messages, "tools": tools, "documents": None}
@@ -83,10 +84,27 @@ def _reads_tools(environment: jinja2.Environment, source: str) -> bool:
     return "tools" in meta.find_undeclared_variables(environment.parse(source))
 
 
-def _unused_tag(messages: Sequence[Message]) -> str:
-    """A character for private use that stands in none of the messages."""
-    said = json.dumps(messages, ensure_ascii=False, default=str)
-    return next(char for char in map(chr, range(0xF0000, 0xFFFFE)) if char not in said)
+def unused_character(said: object, among: range) -> str:
+    """A character whose code is `among` these, and that stands in no text of `said`, at any depth. Raises
+    InvalidRequestError where all do."""
+    used: set[str] = set()
+
+    def look(value: object) -> None:
+        if isinstance(value, str):
+            used.update(value)
+        elif isinstance(value, Mapping):
+            for key, item in value.items():
+                look(key)
+                look(item)
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                look(item)
+
+    look(said)
+    for code in among:
+        if chr(code) not in used:
+            return chr(code)
+    raise InvalidRequestError(f"messages: got all {len(among)} characters for private use; allowed: fewer")
 
 
 def _cut_at(text: str, tag: str) -> str:
