@@ -50,6 +50,19 @@ bounded() {
     esac
 }
 
+# genai_perf ARGUMENT...: a bounded run of genai-perf with the settings above.
+genai_perf() {
+    local program perf_analyzer
+    program=$(provision genai-perf)
+    perf_analyzer=$(provision perf_analyzer) # which genai-perf runs; it takes the first one on PATH
+    TOKENIZER=${TOKENIZER:-$(provision tokenizer)}
+    export PATH="${perf_analyzer%/*}:$PATH"
+    bounded "$program" profile -m "$MODEL" -u "$URL" --streaming \
+        --tokenizer "$TOKENIZER" --synthetic-input-tokens-mean "$INPUT_TOKENS" --synthetic-input-tokens-stddev 0 \
+        --output-tokens-mean "$OUTPUT_TOKENS" \
+        --concurrency "$CONCURRENCY" --request-count "$REQUESTS" --artifact-dir "$RESULTS" "$@"
+}
+
 case ${1:-} in -h | --help) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" && exit 0 ;; esac
 [ -x "$PYTHON" ] || fail "there is no .venv yet; ./nereid serve makes it"
 URL=${1:-$DEFAULT_URL}

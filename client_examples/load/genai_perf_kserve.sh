@@ -7,11 +7,4 @@
 TOOL=genai-perf DEFAULT_URL=127.0.0.1:8001
 . "$(dirname -- "$(readlink -f -- "$0")")/common.sh"
 
-PROGRAM=$(provision genai-perf)
-PERF_ANALYZER=$(provision perf_analyzer) # which genai-perf runs; it takes the first one on PATH
-TOKENIZER=${TOKENIZER:-$(provision tokenizer)}
-export PATH="${PERF_ANALYZER%/*}:$PATH"
-bounded "$PROGRAM" profile -m "$MODEL" -u "$URL" --endpoint-type kserve --backend vllm --streaming \
-    --tokenizer "$TOKENIZER" --synthetic-input-tokens-mean "$INPUT_TOKENS" --synthetic-input-tokens-stddev 0 \
-    --output-tokens-mean "$OUTPUT_TOKENS" --output-tokens-mean-deterministic \
-    --concurrency "$CONCURRENCY" --request-count "$REQUESTS" --artifact-dir "$RESULTS" "$@"
+genai_perf --endpoint-type kserve --backend vllm --output-tokens-mean-deterministic "$@"
