@@ -99,6 +99,19 @@ def test_a_process_that_is_killed_costs_one_guide_at_most(vocabulary: Vocabulary
     assert checker.refusal(FINE) is None
 
 
+def test_a_process_that_dies_before_it_reads_costs_no_guide(vocabulary: Vocabulary) -> None:
+    checker = GuideChecker(vocabulary, deadline_s=20.0)
+    assert checker.refusal(FINE) is None and checker.pid
+    dying = psutil.Process(checker.pid)
+    dying.suspend()
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(checker.refusal, FINE)
+        time.sleep(0.2)  # the question lies in the socket of a process that will not read it
+        dying.kill()
+        assert asked.result() is None
+    assert checker.pid != dying.pid
+
+
 def test_a_process_that_cannot_start_is_tried_anew(
     smollm2_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

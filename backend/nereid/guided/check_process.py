@@ -72,9 +72,9 @@ class GuideChecker:
         Raises TimeoutError, which says so, where the deadline passed; RequestError (INTERNAL) where there is no process
         to ask, or it was ended by something else: the next call starts another.
         """
-        child = self._started()
+        question = {"kind": guide.kind.value, "source": guide.source}
         try:
-            answer = _ask(child, {"kind": guide.kind.value, "source": guide.source}, self._deadline_s)
+            answer = self._answer(question)
         except TimeoutError as error:
             self._end()
             raise TimeoutError(f"it takes more than {self._deadline_s:g} s to compile") from error
@@ -84,6 +84,13 @@ class GuideChecker:
             self._end()
         reason: str | None = answer["reason"]
         return reason
+
+    def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return _ask(self._started(), question, self._deadline_s)
+        except ConnectionError:  # it was dying when it was asked: it had not read the question, which killed nobody
+            self._end()
+            return _ask(self._started(), question, self._deadline_s)
 
     def _started(self) -> _Child:
         if self._child is not None and self._child.process.poll() is not None:  # ended between two guides
@@ -133,7 +140,7 @@ class GuideChecker:
 
 
 def _ask(child: _Child, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    """Raises TimeoutError; OSError or ValueError where the process is gone."""
+    """Raises TimeoutError; ConnectionError where the process ended before it had read the message, ValueError after."""
     child.connection.settimeout(timeout_s)
     child.connection.sendall(json.dumps(message).encode("ascii") + b"\n", socket.MSG_NOSIGNAL)
     answer: dict[str, Any] = json.loads(child.lines.readline())
