@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from nereid.batch import BlockGroup
 from nereid.kv_cache.block_pool import NULL_BLOCK, BlockPool
+from nereid.kv_cache.layout import BlockLayout
 from nereid.kv_cache.manager import KVCacheManager
+from nereid.kv_cache.matching import Match
 
 
 def test_allocates_all_blocks_but_the_null_block() -> None:
@@ -47,23 +50,33 @@ def test_integrity_sees_a_lost_block() -> None:
         pool.check_integrity([])
 
 
+class Tokens:
+    """A sequence with the tokens 0, 1, 2 ..."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.num_tokens = num_tokens
+
+    def token_ids(self, start: int, stop: int) -> tuple[int, ...]:
+        return tuple(range(start, stop))
+
+
 def test_a_table_grows_by_exactly_the_blocks_it_needs() -> None:
-    kv_cache = KVCacheManager(10, (4,))
+    kv_cache = KVCacheManager(10, BlockLayout(4))
+    kv_cache.admit(7, None, Tokens(1), Match())
     sizes = []
     for num_tokens in range(1, 13):
-        added = kv_cache.grow(7, num_tokens)
-        assert added is not None
-        sizes.append(len(added[0]))
+        sizes.append(kv_cache.grow(7, num_tokens - 1, num_tokens))
         kv_cache.check_integrity()
     assert sizes == [1, 0, 0, 0] * 3
     kv_cache.free(7)
-    assert kv_cache.usage == 0.0
+    assert kv_cache.num_free_blocks == kv_cache.num_blocks
 
 
 def test_groups_have_tables_of_their_own_over_one_pool() -> None:
-    kv_cache = KVCacheManager(10, (4, 8))
-    added = kv_cache.grow(1, 9)
-    assert added is not None and [len(blocks) for blocks in added] == [3, 2]
-    assert kv_cache.grow(2, 9) is None  # four blocks are left, five are needed
+    kv_cache = KVCacheManager(10, BlockLayout(4, (BlockGroup(), BlockGroup())))
+    for request_id in (1, 2):
+        kv_cache.admit(request_id, None, Tokens(12), Match())
+    assert kv_cache.grow(1, 0, 9) == 6
+    assert kv_cache.grow(2, 0, 9) is None  # three blocks are left, six are needed
     kv_cache.check_integrity()
     assert kv_cache.max_tokens == 16

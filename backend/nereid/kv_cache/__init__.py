@@ -1,1 +1,1 @@
-"""The KV cache: which blocks exist (block_pool), whose they are (manager), what they are made of (groups, storage)."""
+"""The KV cache's books, on the scheduler's side: whose blocks are which, what is found again. Ids only, no tensors."""

@@ -36,11 +36,16 @@ class BlockPool:
     def num_in_use(self) -> int:
         return self.num_blocks - self.num_free
 
+    def num_owners(self, block: int) -> int:
+        return self._owners[block]
+
     def allocate(self, count: int) -> tuple[int, ...] | None:
         """`count` blocks with one owner each, or None (and nothing changed) where there are fewer."""
         if count > len(self._free):
             return None
-        blocks = tuple(self._free.pop() for _ in range(count))
+        first = len(self._free) - count
+        blocks = tuple(reversed(self._free[first:]))
+        del self._free[first:]
         for block in blocks:
             self._owners[block] = 1
         return blocks
@@ -60,12 +65,13 @@ class BlockPool:
             if self._owners[block] == 0:
                 self._free.append(block)
 
-    def check_integrity(self, tables: Iterable[Iterable[int]]) -> None:
-        """Raise AssertionError unless the counts equal what the block tables hold and every block is somewhere."""
-        owners = Counter(block for table in tables for block in table)
+    def check_integrity(self, owned: Iterable[Iterable[int]]) -> None:
+        """Raise AssertionError unless the counts equal what the owners hold and every block is somewhere. owned: by
+        owner; the null block is nobody's."""
+        owners = Counter(block for blocks in owned for block in blocks if block != NULL_BLOCK)
         free = set(self._free)
         assert len(free) == len(self._free), "a block is free twice"
-        assert NULL_BLOCK not in free and NULL_BLOCK not in owners, "the null block was handed out"
+        assert NULL_BLOCK not in free, "the null block is free to be handed out"
         for block in range(1, len(self._owners)):
             counted = self._owners[block]
             assert counted == owners[block], f"block {block}: {counted} owners counted, {owners[block]} exist"

@@ -1,0 +1,1 @@
+"""How much memory there is, and how much of it is taken. Reads what the system says; owns nothing."""
