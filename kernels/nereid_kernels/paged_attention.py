@@ -18,6 +18,7 @@ from torch import Tensor
 from nereid_kernels.backends import pick
 from nereid_kernels.checks import FLOATS, check_contiguous_rows, check_dtypes, check_same_device, check_shapes
 from nereid_kernels.cpu import paged_attention as cpu
+from nereid_kernels.cpu.stored import Stored
 from nereid_kernels.formats import QUANTISED
 from nereid_kernels.launch import run
 from nereid_kernels.splitting import SPLIT_QUERY
@@ -58,17 +59,21 @@ class AttentionPlan:
 def plan_paged_attention(
     query_lens: list[int],
     seq_lens: list[int],
-    block_tables: Sequence[Sequence[int] | Tensor],
+    block_tables: Sequence[Sequence[int] | Tensor] | Tensor,
     cache: Tensor,
     *,
+    token_scale: Tensor | None = None,
     tree: TreeMask | None = None,
     backend: str = "auto",
 ) -> AttentionPlan:
     """Prepare `paged_attention` for one step.
 
     query_lens, seq_lens: by sequence, the new tokens and the tokens in all (new ones included).
-    block_tables: by sequence, at least ceil(seq_len / block size) block ids; what follows them is not looked at.
+    block_tables: by sequence, at least ceil(seq_len / block size) block ids; what follows them is not looked at. As one
+        tensor: [seqs, max blocks] int32, which is kept.
     cache: a layer's K or V, [block, kv_head, slot, head_dim]; all layers must have its strides.
+    token_scale: a layer's k_scale or v_scale, [block, kv_head, slot], where `paged_attention` will be given such; all
+        layers must have its strides.
     Raises ValueError where a query is longer than its sequence, or a table too short, and for a tree that does not fit.
     """
     block_size, device = cache.shape[2], cache.device
@@ -82,15 +87,11 @@ def plan_paged_attention(
         check_dtypes((torch.int32,), positions=tree.positions)
         check_contiguous_rows(ancestors=tree.ancestors, positions=tree.positions)
         check_same_device(cache=cache, ancestors=tree.ancestors, positions=tree.positions)
-    used = [-(-seq_len // block_size) for seq_len in seq_lens]
-    tables = [torch.as_tensor(table)[:n] for table, n in zip(block_tables, used, strict=True)]
-    padded = torch.zeros(len(tables), max(used, default=1) or 1, dtype=torch.int32)
-    for row, table in zip(padded, tables, strict=True):
-        row[: len(table)] = table
+    padded = block_tables if isinstance(block_tables, Tensor) else _pad(block_tables, seq_lens, block_size)
     buckets = None
     if pick(device, backend) == "cpu":
         cpu_tree = None if tree is None else cpu.Tree(tree.ancestors, tree.positions.long())
-        buckets = cpu.plan_buckets(query_lens, seq_lens, tables, cache, cpu_tree)
+        buckets = cpu.plan_buckets(query_lens, seq_lens, list(padded), cache, token_scale, cpu_tree)
     return AttentionPlan(
         padded.to(device),
         torch.tensor([0, *itertools.accumulate(query_lens)], dtype=torch.int32, device=device),
@@ -102,6 +103,15 @@ def plan_paged_attention(
     )
 
 
+def _pad(block_tables: Sequence[Sequence[int] | Tensor], seq_lens: list[int], block_size: int) -> Tensor:
+    """[seqs, max blocks] int32"""
+    used = [-(-seq_len // block_size) for seq_len in seq_lens]
+    padded = torch.zeros(len(used), max(used, default=1) or 1, dtype=torch.int32)
+    for row, table, count in zip(padded, block_tables, used, strict=True):
+        row[:count] = torch.as_tensor(table)[:count]
+    return padded
+
+
 def paged_attention(
     query: Tensor,
     k_cache: Tensor,
@@ -110,6 +120,7 @@ def paged_attention(
     scale: float,
     *,
     window: int = 0,
+    num_sink_tokens: int = 0,
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
@@ -125,6 +136,8 @@ def paged_attention(
         query's dtype, or float8 e4m3 or e5m2, or int8. heads is a multiple of the KV heads.
     scale: what query x key products are multiplied by before the softmax.
     window: a query sees the `window` latest keys, itself included; 0 is all (Longformer, Beltagy et al. 2020).
+    num_sink_tokens: with a window, a query sees the first `num_sink_tokens` positions besides (StreamingLLM's attention
+        sinks, Xiao et al. 2023, arXiv 2309.17453). What lies between them and every window is not read.
     soft_cap: scores become soft_cap * tanh(score / soft_cap); 0 is off (Gemma 2, arXiv 2408.00118).
     sinks: [heads] float32, a logit a head that takes part in the softmax and has no value (GPT-OSS).
     alibi_slopes: [heads] float32, slope x distance is taken off a score (ALiBi, Press et al. 2021, arXiv 2108.12409).
@@ -134,27 +147,37 @@ def paged_attention(
     Raises ValueError or TypeError, which name the argument.
     """
     check_same_device(query=query, plan=plan.seq_lens)
-    _check(query, k_cache, v_cache, window, soft_cap, sinks, alibi_slopes, k_scale, v_scale)
+    _check_window(window, num_sink_tokens)
+    _check(query, k_cache, v_cache, soft_cap, sinks, alibi_slopes, k_scale, v_scale)
     if plan.buckets is not None:
-        if k_cache.dtype != query.dtype:
-            raise TypeError(f"k_cache: got {k_cache.dtype}; allowed on the CPU: {query.dtype}, as query")
-        features = cpu.Features(window, soft_cap, sinks, alibi_slopes, deterministic)
-        return cpu.paged_attention(query, k_cache, v_cache, plan.buckets, scale, features)
+        features = cpu.Features(window, num_sink_tokens, soft_cap, sinks, alibi_slopes, deterministic)
+        if k_scale is not None and k_scale.dim() == 3 and any(bucket.scale_rows is None for bucket in plan.buckets):
+            raise ValueError("k_scale: got one for each token; allowed: others, as the plan has no token_scale")
+        keys, values = Stored(k_cache, k_scale), Stored(v_cache, v_scale)
+        return cpu.paged_attention(query, keys, values, plan.buckets, scale, features)
     if deterministic:
         raise ValueError("deterministic: got True with the Triton-lang kernels; allowed there: False")
     ancestors, positions = (plan.tree.ancestors, plan.tree.positions) if plan.tree else (None, None)
     attended: Tensor = _paged_attention(
         query, k_cache, v_cache, plan.block_tables, plan.cu_query_lens, plan.seq_lens, k_scale, v_scale, sinks,
-        alibi_slopes, ancestors, positions, plan.max_short_query, plan.max_long_query, scale, window, soft_cap,
+        alibi_slopes, ancestors, positions, plan.max_short_query, plan.max_long_query, scale, window,
+        num_sink_tokens, soft_cap,
     )  # fmt: skip
     return attended
+
+
+def _check_window(window: int, num_sink_tokens: int) -> None:
+    if window < 0:
+        raise ValueError(f"window: got {window}; allowed: 0 (off) or more")
+    if num_sink_tokens < 0 or (num_sink_tokens and not window):
+        allowed = "0 (off) or more" if window else "0, without a window"
+        raise ValueError(f"num_sink_tokens: got {num_sink_tokens}; allowed: {allowed}")
 
 
 def _check(
     query: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    window: int,
     soft_cap: float,
     sinks: Tensor | None,
     alibi_slopes: Tensor | None,
@@ -175,8 +198,8 @@ def _check(
         raise ValueError(f"query: got {sizes['heads']} heads; allowed: a multiple of the {sizes['kv_heads']} KV heads")
     if k_cache.stride() != v_cache.stride():
         raise ValueError(f"v_cache: got strides {v_cache.stride()}; allowed: {k_cache.stride()}, as k_cache")
-    if window < 0 or soft_cap < 0:
-        raise ValueError(f"window, soft_cap: got {window}, {soft_cap}; allowed: 0 (off) or more")
+    if soft_cap < 0:
+        raise ValueError(f"soft_cap: got {soft_cap}; allowed: 0 (off) or more")
     by_head = {name: x for name, x in (("sinks", sinks), ("alibi_slopes", alibi_slopes)) if x is not None}
     check_shapes(sizes, **{name: (x, ("heads",)) for name, x in by_head.items()})
     scales = {name: x for name, x in (("k_scale", k_scale), ("v_scale", v_scale)) if x is not None}
@@ -198,7 +221,7 @@ def _paged_attention(
     query: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, cu_query_lens: Tensor, seq_lens: Tensor,
     k_scale: Tensor | None, v_scale: Tensor | None, sinks: Tensor | None, alibi_slopes: Tensor | None,
     ancestors: Tensor | None, positions: Tensor | None, max_short_query: int, max_long_query: int, scale: float,
-    window: int, soft_cap: float,
+    window: int, num_sink_tokens: int, soft_cap: float,
 ) -> Tensor:  # fmt: skip
     from nereid_kernels.triton_lang.paged_attention import Operands, launch_paged_attention
 
@@ -207,7 +230,8 @@ def _paged_attention(
         query, k_cache, v_cache, out, block_tables, cu_query_lens, seq_lens, k_scale, v_scale, sinks,
         alibi_slopes, ancestors, positions,
     )  # fmt: skip
-    for launch in launch_paged_attention(operands, max_short_query, max_long_query, scale, window, soft_cap):
+    longest = (max_short_query, max_long_query)
+    for launch in launch_paged_attention(operands, *longest, scale, window, num_sink_tokens, soft_cap):
         run(launch)
     return out
 

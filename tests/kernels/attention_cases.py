@@ -1,6 +1,7 @@
 """Calls of paged_attention as data, their tensors, and the comparison with the definition; for every backend.
 
-Blocks are handed out in random order, and every slot that is not in use holds NaN.
+Blocks are handed out in random order, a table has one more than its tokens need, and every slot that is not in use
+holds NaN.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nereid_kernels.paged_attention import TreeMask, paged_attention, plan_paged_attention
+from nereid_kernels.paged_attention import AttentionPlan, TreeMask, paged_attention, plan_paged_attention
 from nereid_kernels.reference import paged_attention as reference
 from nereid_kernels.splitting import MAX_TREE
 from tests.kernels.bounds import assert_as_good_as_plain
@@ -32,6 +33,7 @@ class Case:
     cache_dtype: torch.dtype | None = None
     scales: str = "tensor"
     window: int = 0
+    num_sink_tokens: int = 0
     soft_cap: float = 0.0
     sinks: bool = False
     alibi: bool = False
@@ -40,6 +42,7 @@ class Case:
 
 
 MIXED = ((1, 1), (4, 131), (40, 60), (0, 0), (16, 300))
+EVERY_LENGTH = tuple((query_len, n) for n in range(1, 4 * 16 + 1) for query_len in {1, n})  # around blocks of 16
 
 
 def quantised(x: Tensor, dtype: torch.dtype, scale: Tensor) -> Tensor:
@@ -48,9 +51,11 @@ def quantised(x: Tensor, dtype: torch.dtype, scale: Tensor) -> Tensor:
 
 
 def make_scale(case: Case, num_blocks: int, size: float) -> Tensor:
-    shapes = {"tensor": (1,), "head": (case.kv_heads,), "token": (num_blocks, case.kv_heads, case.block_size)}
+    """One for each token is strided over blocks."""
+    shapes = {"tensor": (1,), "head": (case.kv_heads,), "token": (num_blocks, 3, case.kv_heads, case.block_size)}
     base = 0.03 if case.cache_dtype == torch.int8 else 0.1
-    return size * base * (0.5 + torch.rand(shapes[case.scales]))
+    scale = size * base * (0.5 + torch.rand(shapes[case.scales]))
+    return scale[:, 1] if case.scales == "token" else scale
 
 
 def random_tree(query_len: int, context_len: int) -> tuple[list[int], list[int]]:
@@ -66,8 +71,8 @@ def random_tree(query_len: int, context_len: int) -> tuple[list[int], list[int]]
 
 
 class Inputs:
-    """Tensors of a case. Blocks are handed out in random order; every slot that is not in use, or that lies before
-    every window, holds NaN, and a block that lies before it as a whole is the null block."""
+    """Tensors of a case. Blocks are handed out in random order; every slot that is not in use, or that lies between the
+    first num_sink_tokens and every window, holds NaN, and a block that lies there as a whole is the null block."""
 
     def __init__(self, case: Case) -> None:
         random.seed(1)
@@ -75,7 +80,8 @@ class Inputs:
         needed = [-(-n // case.block_size) for n in self.seq_lens]
         num_blocks = sum(needed) + 3
         free = random.sample(range(1, num_blocks), num_blocks - 1)
-        self.tables = [[free.pop() for _ in range(n)] for n in needed]
+        ahead = free.pop()
+        self.tables = [[*(free.pop() for _ in range(n)), ahead] for n in needed]
         query_size, *kv_sizes = case.sizes
         self.query = (query_size * torch.randn(sum(self.query_lens), case.heads, case.head_dim)).to(case.dtype)
         cache_dtype = case.cache_dtype or case.dtype
@@ -88,19 +94,21 @@ class Inputs:
         for table, (query_len, seq_len) in zip(self.tables, case.sequences, strict=True):
             lowest = max(0, seq_len - query_len - case.window + 1) if case.window else 0
             self._fill(case, table, lowest, seq_len, kv_sizes, used)
-            table[: lowest // case.block_size] = [0] * (lowest // case.block_size)
+            left = range(-(-case.num_sink_tokens // case.block_size), lowest // case.block_size)
+            table[left.start : left.stop] = [0] * len(left)
         if case.scales == "token":
             for scale in self.scales:
                 if scale is not None:
                     scale.masked_fill_(~used[:, None], math.nan)
         self.options: dict[str, Any] = {"window": case.window, "soft_cap": case.soft_cap}
+        self.options["num_sink_tokens"] = case.num_sink_tokens
         self.options["sinks"] = torch.randn(case.heads) if case.sinks else None
         self.options["alibi_slopes"] = torch.rand(case.heads) * 0.1 if case.alibi else None
         self.tree = self._tree() if case.tree else None
 
     def _fill(self, case: Case, table: list[int], lowest: int, seq_len: int, sizes: list[float], used: Tensor) -> None:
-        """Keys and values of the positions from `lowest` on."""
-        positions = torch.arange(lowest, seq_len)
+        """Keys and values of the positions from `lowest` on, and of the first ones."""
+        positions = torch.cat((torch.arange(min(case.num_sink_tokens, lowest)), torch.arange(lowest, seq_len)))
         blocks = torch.tensor(table, dtype=torch.int64)[positions // case.block_size]
         slots = positions % case.block_size
         used[blocks, slots] = True
@@ -121,13 +129,18 @@ class Inputs:
         return TreeMask(torch.tensor(ancestors), torch.tensor(positions, dtype=torch.int32))
 
     def run(self, case: Case, backend: str) -> Tensor:
-        plan = plan_paged_attention(
-            self.query_lens, self.seq_lens, self.tables, self.caches[0], tree=self.tree, backend=backend
-        )
         k_scale, v_scale = self.scales
+        plan = self.plan(self.query_lens, self.seq_lens, self.tables, tree=self.tree, backend=backend)
         return paged_attention(
             self.query, *self.caches, plan, case.head_dim**-0.5, k_scale=k_scale, v_scale=v_scale, **self.options
         )
+
+    def plan(
+        self, query_lens: list[int], seq_lens: list[int], tables: list[list[int]], **options: Any
+    ) -> AttentionPlan:
+        """Of a call over these caches."""
+        token_scale = next((scale for scale in self.scales if scale is not None and scale.dim() == 3), None)
+        return plan_paged_attention(query_lens, seq_lens, tables, self.caches[0], token_scale=token_scale, **options)
 
     def expected(self, case: Case, dtype: torch.dtype) -> Tensor:
         k_cache, v_cache = (c if case.cache_dtype else c.to(dtype) for c in self.caches)
@@ -159,9 +172,10 @@ def check(case: Case, backend: str = "triton_lang") -> None:
 FEATURES: dict[str, dict[str, Any]] = {
     "plain": {},
     "window": {"window": 37},
+    "sink_tokens": {"window": 37, "num_sink_tokens": 5},
     "soft_cap": {"soft_cap": 5.0},
     "sinks": {"sinks": True},
     "alibi": {"alibi": True},
     "tree": {"tree": True},
-    "all": {"window": 37, "soft_cap": 5.0, "sinks": True, "alibi": True, "tree": True},
+    "all": {"window": 37, "num_sink_tokens": 5, "soft_cap": 5.0, "sinks": True, "alibi": True, "tree": True},
 }

@@ -13,22 +13,24 @@ from nereid_kernels.splitting import SPLIT_QUERY
 @dataclass(frozen=True, slots=True)
 class _Part:
     """One program of an attention kernel that has work, within its sequence. rows: query tokens x the heads that share
-    keys.  is_whole: it writes its result itself, since its sequence is not split."""
+    keys.  keys: apart from each other.  tiles: of keys, which it multiplies by.  is_whole: it writes its result itself,
+    since its sequence is not split."""
 
     rows: range
-    keys: range
+    keys: tuple[range, ...]
+    tiles: int
     is_whole: bool
 
 
-def _attend(parts: Sequence[_Part], row: int, key: int, stored: Callable[[_Part], int], tile: int, flops: int) -> Cost:
-    """Of one sequence. row, key: bytes of one.  stored: bytes that a part writes.  flops: of `tile` keys, which begin
-    at a multiple of `tile`."""
+def _attend(parts: Sequence[_Part], row: int, key: int, stored: Callable[[_Part], int], flops: int) -> Cost:
+    """Of one sequence. row, key: bytes of one.  stored: bytes that a part writes.  flops: of a tile of keys."""
     written = sum(map(stored, parts))
+    keys = [keys for part in parts for keys in part.keys]
     return Cost(
-        loaded=sum(len(part.rows) * row + len(part.keys) * key for part in parts),
+        loaded=sum(len(part.rows) for part in parts) * row + sum(map(len, keys)) * key,
         stored=written,
-        distinct=_union(part.rows for part in parts) * row + _union(part.keys for part in parts) * key + written,
-        flops=sum(-(-part.keys.stop // tile) - part.keys.start // tile for part in parts if part.keys) * flops,
+        distinct=_union(part.rows for part in parts) * row + _union(keys) * key + written,
+        flops=sum(part.tiles for part in parts) * flops,
     )
 
 
@@ -62,18 +64,24 @@ def _paged_seqs(a: Mapping[str, Any], num_seqs: int) -> Iterator[tuple[int, int]
     return ((query, keys) for query, keys in _lengths(a)[first : first + num_seqs] if query <= SPLIT_QUERY)
 
 
+def _first_place(a: Mapping[str, Any], lowest: int) -> int:
+    """Where the range of places begins, by windows that begin at `lowest`."""
+    tile: int = a["TILE"]
+    return max(lowest // tile * tile - _ceil(a["SINK_TOKENS"], tile), 0)
+
+
 def _paged_split_range(a: Mapping[str, Any], query_len: int, seq_len: int) -> tuple[int, int, int]:
-    """(first key, keys a split, number of splits)."""
+    """(first place, places a split, number of splits)."""
     window, tile = a["WINDOW"], a["TILE"]
-    first = max(seq_len - query_len - window + 1, 0) // tile * tile if window else 0
+    first = _first_place(a, max(seq_len - query_len - window + 1, 0)) if window else 0
     length = seq_len - first
     per_split = max(_ceil(-(-length // a["MAX_SPLITS"]), tile), a["MIN_SPLIT"])
     return first, per_split, -(-length // per_split)
 
 
 def _paged_parts(a: Mapping[str, Any], query_len: int, seq_len: int) -> Iterator[_Part]:
-    """Of one KV head."""
-    group, window = a["GROUP"], a["WINDOW"]
+    """Of one KV head. With sinks, the first places of a range are theirs, wherever the window's begin."""
+    group, window, tile, sinks = a["GROUP"], a["WINDOW"], a["TILE"], a["SINK_TOKENS"]
     is_tree, context_len = a["ancestors_ptr"] is not None, seq_len - query_len
     first, per_split, num_splits = _paged_split_range(a, query_len, seq_len) if a["SHORT"] else (0, seq_len, 1)
     block_q = a["BLOCK_M"] // group
@@ -81,9 +89,16 @@ def _paged_parts(a: Mapping[str, Any], query_len: int, seq_len: int) -> Iterator
         last_token = min(token + block_q, query_len)
         lowest = max(context_len + (0 if is_tree else token) - window + 1, 0) if window else 0
         highest = seq_len if is_tree else context_len + last_token
+        if not a["SHORT"]:
+            first = _first_place(a, lowest)
         for split in range(max(num_splits, 1)):
-            start, end = max(first + split * per_split, lowest), min(first + (split + 1) * per_split, highest)
-            yield _Part(range(token * group, last_token * group), range(start, max(start, end)), num_splits <= 1)
+            start, end = first + split * per_split, min(first + (split + 1) * per_split, highest)
+            if not sinks:
+                start = max(start, lowest // tile * tile)
+            keys = range(max(start, lowest), max(start, lowest, end))
+            sink_keys = range(start - first, max(min(end - first, sinks, lowest), start - first))
+            tiles = max(-(-(end - start) // tile), 0)
+            yield _Part(range(token * group, last_token * group), (sink_keys, keys), tiles, num_splits <= 1)
 
 
 def paged_attention(a: Mapping[str, Any], grid: tuple[int, ...]) -> Cost:
@@ -96,7 +111,7 @@ def paged_attention(a: Mapping[str, Any], grid: tuple[int, ...]) -> Cost:
     long = ((query, keys) for query, keys in _lengths(a) if query > SPLIT_QUERY)
     for query_len, seq_len in _paged_seqs(a, grid[0] // a["tiles_per_seq"]) if a["SHORT"] else long:
         parts = list(_paged_parts(a, query_len, seq_len))
-        cost = _attend(parts, row, key, lambda p: len(p.rows) * (whole if p.is_whole else partial), a["TILE"], flops)
+        cost = _attend(parts, row, key, lambda p: len(p.rows) * (whole if p.is_whole else partial), flops)
         total += (cost + Cost(loaded=_per_head_bytes(a, parts))).times(kv_heads)
     per_head = sum(4 * kv_heads * a["GROUP"] for name in ("alibi_ptr", "sinks_ptr") if a[name] is not None)
     return total + Cost(distinct=per_head + {"tensor": 8, "head": 8 * kv_heads}.get(a["SCALES"], 0))
@@ -152,12 +167,13 @@ def mla_attention(a: Mapping[str, Any], grid: tuple[int, ...]) -> Cost:
         seen = min(seq_len, seq_len - query_len + (first_row + block_m - 1) // heads + 1)
         for start in range(0, max(seq_len, 1), split):
             keys = range(start, max(start, min(seen, start + split)))
-            parts.setdefault(seq, []).append(_Part(rows, keys, split >= seq_len))
+            tiles = -(-len(keys) // a["BLOCK_N"])
+            parts.setdefault(seq, []).append(_Part(rows, (keys,), tiles, split >= seq_len))
 
     def stored(part: _Part) -> int:
         return int(len(part.rows) * out if part.is_whole else 4 * (len(part.rows) * latent + 2 * block_m))
 
-    return sum((_attend(found, row, key, stored, a["BLOCK_N"], flops) for found in parts.values()), Cost())
+    return sum((_attend(found, row, key, stored, flops) for found in parts.values()), Cost())
 
 
 def mla_attention_reduction(a: Mapping[str, Any], grid: tuple[int, ...]) -> Cost:

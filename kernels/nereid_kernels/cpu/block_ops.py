@@ -1,28 +1,39 @@
-"""copy_blocks, gather_blocks and scatter_blocks on the CPU, on the bytes of each block."""
+"""copy_blocks, gather_blocks and scatter_blocks on the CPU, on the bytes of each block.
+
+Each block is one plain copy on the calling thread: a block is small, and torch would wake its threads for it, which
+takes longer, and ten times as long where the processor has other work.
+"""
 
 from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 
 def copy_blocks(pool: Tensor, pairs: Tensor) -> None:
-    sources, destinations = pairs[(pairs >= 0).all(dim=1)].unbind(dim=1)
     blocks = as_bytes(pool)
-    blocks.index_copy_(0, destinations, blocks.index_select(0, sources))
+    _copy_rows(blocks, blocks, pairs.tolist())
 
 
 def gather_blocks(pool: Tensor, block_ids: Tensor, out: Tensor) -> None:
-    kept = (block_ids >= 0).nonzero()[:, 0]
-    as_bytes(out).index_copy_(0, kept, as_bytes(pool).index_select(0, block_ids[kept]))
+    _copy_rows(as_bytes(pool), as_bytes(out), ((block, row) for row, block in enumerate(block_ids.tolist())))
 
 
 def scatter_blocks(pool: Tensor, block_ids: Tensor, source: Tensor) -> None:
-    kept = (block_ids >= 0).nonzero()[:, 0]
-    as_bytes(pool).index_copy_(0, block_ids[kept], as_bytes(source).index_select(0, kept))
+    _copy_rows(as_bytes(source), as_bytes(pool), enumerate(block_ids.tolist()))
 
 
 def as_bytes(blocks: Tensor) -> Tensor:
     """[blocks, bytes of a block] uint8, the same memory. Each block of `blocks` is contiguous."""
     width = blocks.shape[1:].numel()
     return blocks.as_strided((blocks.shape[0], width), (blocks.stride(0), 1)).view(torch.uint8)
+
+
+def _copy_rows(sources: Tensor, targets: Tensor, pairs: Iterable[Iterable[int]]) -> None:
+    """Copy rows of bytes, source and target; a pair with a number below 0 is padding."""
+    for source, target in pairs:
+        if source >= 0 and target >= 0:  # a row that is not there is an IndexError
+            ctypes.memmove(targets[target].data_ptr(), sources[source].data_ptr(), sources.shape[1])

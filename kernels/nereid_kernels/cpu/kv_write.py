@@ -43,26 +43,34 @@ def kv_write(
     k_scale: Tensor | None,
     v_scale: Tensor | None,
 ) -> None:
-    for new, cache, scale in ((key, k_cache, k_scale), (value, v_cache, v_scale)):
-        kept = new if slots.tokens is None else new[slots.tokens]
-        if cache.dtype == new.dtype:
-            flat_rows(cache).index_copy_(0, slots.rows, kept.reshape(-1, cache.shape[3]))
+    if slots.tokens is not None:
+        key, value = key[slots.tokens], value[slots.tokens]
+    if k_cache.dtype == key.dtype:
+        for rows, cache in ((key, k_cache), (value, v_cache)):
+            flat_rows(cache).index_copy_(0, slots.rows, rows.reshape(-1, cache.shape[3]))
+        return
+    both = torch.stack((key, value)).float()  # [k/v, n, kv_heads, head_dim]
+    scales = None  # [k/v, n or 1, kv_heads or 1]
+    if k_scale is not None and v_scale is not None:
+        if k_scale.dim() == 3:
+            scales = _absmax_scales(both, k_cache.dtype)
+            k_scale[slots.blocks, :, slots.offsets], v_scale[slots.blocks, :, slots.offsets] = scales
         else:
-            _quantise_into(kept, cache, slots, scale)
+            scales = torch.stack((k_scale, v_scale))[:, None]
+    for codes, cache in zip(_quantise(both, scales, k_cache.dtype), (k_cache, v_cache), strict=True):
+        # As bytes: PyTorch cannot scatter float8.
+        flat_rows(cache.view(torch.uint8)).index_copy_(0, slots.rows, codes.reshape(-1, cache.shape[3]))
 
 
-def _quantise_into(rows: Tensor, cache: Tensor, slots: Slots, scale: Tensor | None) -> None:
-    """rows: [n, kv_heads, head_dim]."""
-    scaled, limit = rows.float(), largest(cache.dtype)
-    if scale is not None and scale.dim() == 3:
-        magnitudes = scaled.abs().nan_to_num_(nan=0.0)  # a NaN counts for nothing, an infinity as the largest float32
-        new = (magnitudes.amax(dim=-1) / limit).clamp_min_(SMALLEST_SCALE)  # [n, kv_heads]
-        scale[slots.blocks, :, slots.offsets] = new
-        scale = new
-    if scale is not None:
-        scaled = scaled / scale[..., None]
-    scaled = scaled.clamp(-limit, limit)
-    if not cache.is_floating_point():
+def _absmax_scales(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """[...] for x [..., head_dim] float32: a NaN counts for nothing, an infinity as the largest float32."""
+    return (x.abs().nan_to_num_(nan=0.0).amax(dim=-1) / largest(dtype)).clamp_min_(SMALLEST_SCALE)
+
+
+def _quantise(x: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """x [..., head_dim] float32 as bytes of `dtype`."""
+    limit = largest(dtype)
+    scaled = x.clamp(-limit, limit) if scales is None else (x / scales[..., None]).clamp_(-limit, limit)
+    if not dtype.is_floating_point:
         scaled = scaled.nan_to_num_(nan=0.0).round_()
-    # As bytes: PyTorch cannot scatter float8.
-    cache.view(torch.uint8)[slots.blocks, :, slots.offsets] = scaled.to(cache.dtype).view(torch.uint8)
+    return scaled.to(dtype).view(torch.uint8)

@@ -1,6 +1,7 @@
 """How a layer's view of the paged pool is addressed as one matrix of head_dim-wide rows. Pure functions.
 
-The view is [block, kv_head, slot, head_dim], strided over blocks, contiguous within (kv_head, slot, head_dim).
+The view is [block, kv_head, slot, head_dim], strided over blocks, contiguous within (kv_head, slot, head_dim). The
+scales of tokens are one as well, with a head_dim of 1.
 """
 
 from __future__ import annotations

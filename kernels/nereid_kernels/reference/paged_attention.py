@@ -20,6 +20,7 @@ def paged_attention(
     scale: float,
     *,
     window: int = 0,
+    num_sink_tokens: int = 0,
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
@@ -47,7 +48,7 @@ def paged_attention(
             seen = torch.cat((torch.ones(len(query_at), context_len, dtype=torch.bool), bits.bool()), dim=1)
         distance = query_at[:, None] - key_at  # [query, key]
         if window:
-            seen = seen & (distance < window)
+            seen = seen & ((distance < window) | (key_at < num_sink_tokens))
         k = gather(k_cache, table, seq_len, k_scale, query.dtype)
         v = gather(v_cache, table, seq_len, v_scale, query.dtype)
         bias = None if alibi_slopes is None else -alibi_slopes.to(query.dtype)[:, None, None] * distance

@@ -24,27 +24,10 @@ from nereid_kernels.launch import Config, Launch, architecture_of, choose
 from nereid_kernels.splitting import SPLIT_QUERY
 from nereid_kernels.triton_lang.kv_format import as_bits, format_of, scales_of
 from nereid_kernels.triton_lang.paged_softmax import LOG2E, attend
-from nereid_kernels.triton_lang.paging import find_tile, split_length
+from nereid_kernels.triton_lang.paging import find_tile, first_place, split_range
 
 WORKSPACE_BYTES = 256 << 20  # what the splits of one round of sequences may leave their sums in
 _MAX_SHORT = tl.constexpr(SPLIT_QUERY)
-
-
-@triton.jit
-def _split_range(
-    query_len: tl.tensor,
-    seq_len: tl.tensor,
-    WINDOW: tl.constexpr,
-    TILE: tl.constexpr,
-    MIN_SPLIT: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
-) -> tl.tensor:
-    """(first key that any query token sees, rounded down to a tile; keys a split; number of splits)."""
-    first = 0
-    if WINDOW > 0:
-        first = tl.maximum(seq_len - query_len - WINDOW + 1, 0) // TILE * TILE
-    per_split = split_length(seq_len - first, MIN_SPLIT, MAX_SPLITS, TILE)
-    return first, per_split, tl.cdiv(seq_len - first, per_split)
 
 
 # NOTE: numbers that change from step to step are neither constexpr nor specialised, so that a step compiles nothing.
@@ -79,8 +62,8 @@ def _paged_attention(
     scale_block_stride: tl.tensor,
     scale_head_stride: tl.tensor,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SCALES: tl.constexpr, FORMAT: tl.constexpr, BLOCK_M: tl.constexpr,
-    TILE: tl.constexpr, MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr,
+    WINDOW: tl.constexpr, SINK_TOKENS: tl.constexpr, SOFT_CAP: tl.constexpr, SCALES: tl.constexpr,
+    FORMAT: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr, MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr,
     SHORT: tl.constexpr,  # whether this launch is for sequences of up to SPLIT_QUERY query tokens, or for the rest
 ) -> None:  # fmt: skip
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
@@ -97,7 +80,7 @@ def _paged_attention(
     query_len = tl.load(cu_query_lens_ptr + seq + 1) - query_start
     seq_len = tl.load(seq_lens_ptr + seq)
     tile_start = tile * BLOCK_Q
-    first, per_split, num_splits = _split_range(query_len, seq_len, WINDOW, TILE, MIN_SPLIT, MAX_SPLITS)
+    first, per_split, num_splits = split_range(query_len, seq_len, WINDOW, SINK_TOKENS, TILE, MIN_SPLIT, MAX_SPLITS)
     is_others = query_len > _MAX_SHORT if SHORT else query_len <= _MAX_SHORT
     if is_others | (tile_start >= query_len) | ((split >= num_splits) & (split > 0)):
         return
@@ -134,16 +117,21 @@ def _paged_attention(
             row_max = tl.load(sinks_ptr + head, mask=row_mask, other=0.0) * LOG2E
             divisor += 1.0
 
-    start = tl.maximum(first + split * per_split if SHORT else first, lowest // TILE * TILE)
-    end = tl.minimum(first + (split + 1) * per_split, highest) if SHORT else highest
+    start = first_place(lowest, SINK_TOKENS, TILE)
+    end = highest
+    if SHORT:  # with sinks, where the splits are cut says which places are theirs
+        start = first + split * per_split if SINK_TOKENS > 0 else tl.maximum(first + split * per_split, start)
+        end = tl.minimum(first + (split + 1) * per_split, highest)
+    else:
+        first = start
     scale_at = kv_head * scale_head_stride  # where the stride is 0, one scale is for all heads
     row_max, divisor, acc = attend(
         q, token, query_positions, ancestors, slopes, row_max, divisor, k_ptr + kv_head * head_stride,
         v_ptr + kv_head * head_stride, k_scale_ptr if SCALES == "none" else k_scale_ptr + scale_at,
         v_scale_ptr if SCALES == "none" else v_scale_ptr + scale_at,
-        block_tables_ptr + seq.to(tl.int64) * table_stride, draft_positions_ptr, start, end, lowest, context_len,
-        query_len, scale, soft_cap, block_stride, slot_stride, scale_block_stride, HEAD_DIM, BLOCK_D, BLOCK_SIZE,
-        WINDOW, SOFT_CAP, alibi_ptr is not None, TREE, SCALES, FORMAT, TILE,
+        block_tables_ptr + seq.to(tl.int64) * table_stride, draft_positions_ptr, first, start, end, lowest,
+        context_len, query_len, scale, soft_cap, block_stride, slot_stride, scale_block_stride, HEAD_DIM, BLOCK_D,
+        BLOCK_SIZE, WINDOW, SINK_TOKENS, SOFT_CAP, alibi_ptr is not None, TREE, SCALES, FORMAT, TILE,
     )  # fmt: skip
     heads = tl.num_programs(1) * GROUP
     if SHORT & (num_splits > 1):
@@ -166,8 +154,8 @@ def _paged_attention_reduce(
     seq_lens_ptr: tl.tensor,  # [seqs]
     first_seq: tl.tensor,
     grid_splits: tl.tensor,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr, MIN_SPLIT: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, WINDOW: tl.constexpr, SINK_TOKENS: tl.constexpr,
+    TILE: tl.constexpr, MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr,
 ) -> None:  # fmt: skip
     """One program a (sequence, query token, head): adds up what the splits of its context have left."""
     seq = first_seq + tl.program_id(0)
@@ -176,7 +164,7 @@ def _paged_attention_reduce(
     query_start = tl.load(cu_query_lens_ptr + seq)
     query_len = tl.load(cu_query_lens_ptr + seq + 1) - query_start
     seq_len = tl.load(seq_lens_ptr + seq)
-    _, _, num_splits = _split_range(query_len, seq_len, WINDOW, TILE, MIN_SPLIT, MAX_SPLITS)
+    _, _, num_splits = split_range(query_len, seq_len, WINDOW, SINK_TOKENS, TILE, MIN_SPLIT, MAX_SPLITS)
     if (query_len > _MAX_SHORT) | (token >= query_len) | (num_splits <= 1):
         return
     splits = tl.arange(0, MAX_SPLITS)
@@ -219,6 +207,7 @@ def launch_paged_attention(
     max_long_query: int,
     scale: float,
     window: int,
+    num_sink_tokens: int,
     soft_cap: float,
     architecture: str | None = None,
 ) -> list[Launch]:
@@ -228,7 +217,7 @@ def launch_paged_attention(
     Short sequences come in rounds that share one workspace of at most WORKSPACE_BYTES (or one sequence's), made here.
     """
     architecture = architecture or architecture_of(operands.query.device)
-    arguments = _arguments(operands, scale, window, soft_cap)
+    arguments = _arguments(operands, scale, window, num_sink_tokens, soft_cap)
     launches = _launch_short(arguments, max_short_query, architecture) if max_short_query else []
     if max_long_query:
         config, tiles = _choose("paged_attention_long", arguments, architecture)
@@ -240,7 +229,7 @@ def launch_paged_attention(
     return launches
 
 
-def _arguments(o: Operands, scale: float, window: int, soft_cap: float) -> dict[str, Any]:
+def _arguments(o: Operands, scale: float, window: int, num_sink_tokens: int, soft_cap: float) -> dict[str, Any]:
     """Those that all launches of a call share."""
     scales = scales_of(o.k_scale)
     strides = (0, 0)  # over blocks and KV heads
@@ -279,6 +268,7 @@ def _arguments(o: Operands, scale: float, window: int, soft_cap: float) -> dict[
         "BLOCK_D": triton.next_power_of_2(o.query.shape[2]),
         "BLOCK_SIZE": o.k_cache.shape[2],
         "WINDOW": window,
+        "SINK_TOKENS": num_sink_tokens,
         "SOFT_CAP": soft_cap > 0,
         "SCALES": scales,
         "FORMAT": format_of(o.k_cache.dtype),

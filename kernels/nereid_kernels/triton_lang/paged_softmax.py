@@ -12,7 +12,7 @@ import triton.language as tl
 
 from nereid_kernels.splitting import MAX_TREE
 from nereid_kernels.triton_lang.kv_format import widen
-from nereid_kernels.triton_lang.paging import load_block_ids
+from nereid_kernels.triton_lang.paging import is_kept, key_at, load_block_ids
 
 LOG2E = tl.constexpr(1.4426950408889634)
 _MAX_TREE = tl.constexpr(MAX_TREE)
@@ -44,9 +44,10 @@ def attend(
     v_scale_ptr: tl.tensor,
     table_ptr: tl.tensor,  # [max_blocks], the sequence's
     draft_positions_ptr: tl.tensor,  # [query_len], the sequence's, with TREE
-    start: tl.tensor,  # a multiple of TILE
+    first: tl.tensor,  # where the sequence's range of places begins; see paging
+    start: tl.tensor,  # a place, a multiple of TILE
     end: tl.tensor,
-    lowest: tl.tensor,  # the first key that any row sees: what lies before it may be another's, or NaN
+    lowest: tl.tensor,  # the first key in any row's window
     context_len: tl.tensor,
     query_len: tl.tensor,
     scale: tl.tensor,
@@ -58,6 +59,7 @@ def attend(
     BLOCK_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
+    SINK_TOKENS: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     ALIBI: tl.constexpr,
     TREE: tl.constexpr,
@@ -75,13 +77,15 @@ def attend(
     if SCALES == "tensor" or SCALES == "head":
         k_scale *= tl.load(k_scale_ptr)
         v_scale = tl.load(v_scale_ptr)
-    ids = load_block_ids(table_ptr, start, end, BLOCK_SIZE, TILE, lowest)
-    for key_start in range(start, end, TILE):
-        next_ids = load_block_ids(table_ptr, key_start + TILE, end, BLOCK_SIZE, TILE, lowest)
-        keys = key_start + tl.arange(0, TILE)
+    key_start = key_at(start, first, SINK_TOKENS, TILE)
+    ids = load_block_ids(table_ptr, key_start, end, BLOCK_SIZE, TILE, lowest, SINK_TOKENS)
+    for place in range(start, end, TILE):
+        next_start = key_at(place + TILE, first, SINK_TOKENS, TILE)
+        next_ids = load_block_ids(table_ptr, next_start, end, BLOCK_SIZE, TILE, lowest, SINK_TOKENS)
+        keys = key_at(place, first, SINK_TOKENS, TILE) + tl.arange(0, TILE)
         valid = keys < end
         if WINDOW > 0:
-            valid = valid & (keys >= lowest)
+            valid = valid & is_kept(keys, lowest, SINK_TOKENS)
         slots = keys % BLOCK_SIZE
         offsets = ids.to(tl.int64) * block_stride + slots * slot_stride
         k = tl.load(k_ptr + offsets[None, :] + d[:, None], mask=valid[None, :] & d_mask[:, None], other=0)
@@ -102,7 +106,10 @@ def attend(
                 seen = (draft < 0)[None, :] | (bit != 0)
         seen = seen & valid[None, :]
         if WINDOW > 0:
-            seen = seen & (query_positions[:, None] - at[None, :] < WINDOW)
+            near = at
+            if SINK_TOKENS > 0:  # within every window; a tile's columns cost fewer registers than its elements
+                near = tl.where(at < SINK_TOKENS, 1 << 30, at)
+            seen = seen & (query_positions[:, None] - near[None, :] < WINDOW)
         if ALIBI:
             s += slopes[:, None] * (at[None, :] - query_positions[:, None])
         s = tl.where(seen, s, float("-inf"))

@@ -64,6 +64,9 @@ WORKLOADS: Mapping[tuple[str, str], partial[Sequence[Launch]]] = MappingProxyTyp
         ("paged_attention", "decode 1 x 65536"): partial(paged_attention, seqs=1, query_len=1, seq_len=65536),
         ("paged_attention", "verify 64 x 8, 4096"): partial(paged_attention, seqs=64, query_len=8, seq_len=4096),
         ("paged_attention", "verify 64 x 16, 4096"): partial(paged_attention, seqs=64, query_len=16, seq_len=4096),
+        ("paged_attention", "decode 64 x 16384, 4 + 4096"): partial(
+            paged_attention, seqs=64, query_len=1, seq_len=16384, window=4096, num_sink_tokens=4
+        ),
         ("paged_attention", "prefill 8192"): partial(paged_attention, seqs=1, query_len=8192, seq_len=8192),
         ("mla_attention", "decode 64 x 4096"): partial(mla_attention, seqs=64, query_len=1, seq_len=4096),
         ("mla_attention", "verify 64 x 8, 4096"): partial(mla_attention, seqs=64, query_len=8, seq_len=4096),

@@ -104,6 +104,8 @@ def paged_attention(
     heads: int = _HEADS,
     kv_heads: int = _KV_HEADS,
     head_dim: int = _HEAD_DIM,
+    window: int = 0,
+    num_sink_tokens: int = 0,
 ) -> Sequence[Launch]:
     from nereid_kernels.triton_lang.paged_attention import Operands, launch_paged_attention
 
@@ -112,7 +114,7 @@ def paged_attention(
     k_cache, v_cache = _normal(device, 2, tables.numel() + 1, kv_heads, _BLOCK_SIZE, head_dim)
     operands = Operands(query, k_cache, v_cache, out, tables, cu_query_lens, seq_lens)
     longest = (query_len, 0) if query_len <= SPLIT_QUERY else (0, query_len)
-    return launch_paged_attention(operands, *longest, head_dim**-0.5, 0, 0.0, architecture)
+    return launch_paged_attention(operands, *longest, head_dim**-0.5, window, num_sink_tokens, 0.0, architecture)
 
 
 def mla_attention(

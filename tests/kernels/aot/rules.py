@@ -26,6 +26,8 @@ SPILLS: Mapping[Key, tuple[int, str]] = MappingProxyType(
         ("3.6.0", "sample.sample", "gfx942"): (8, "16 sums of float64; fewer warps or wider tiles spill more"),
         ("3.6.0", "paged_attention.prefill_bf16_d128_g4_window", "gfx942"): (92, _WINDOW),
         ("3.9.0", "paged_attention.prefill_bf16_d128_g4_window", "gfx942"): (104, _WINDOW),
+        ("3.6.0", "paged_attention.prefill_bf16_d128_g4_sink_tokens", "gfx942"): (92, _WINDOW),
+        ("3.9.0", "paged_attention.prefill_bf16_d128_g4_sink_tokens", "gfx942"): (144, _WINDOW),
         ("3.9.0", "paged_attention.tree_bf16_d128_g4", "gfx942"): (
             20,
             "int64 ancestors; the pinned version spills none",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -37,6 +38,10 @@ STEPS: Mapping[str, tuple[Make, Mapping[str, Sequence[int]]]] = MappingProxyType
             )
             for lengths in ((1, 2, 4), (5, 8), (9, 16), (17, 300))
         },
+        "paged_attention with sink tokens": (
+            partial(layers.paged_attention, window=200, num_sink_tokens=4),
+            {"seqs": SEQS, "query_len": (1, 2, 4, 17, 300), "seq_len": (16, 500, 4096)},
+        ),
         "mla_attention": (
             layers.mla_attention,
             {"seqs": SEQS, "query_len": (1, 2, 8, 16, 17, 300), "seq_len": (16, 500, 4096)},

@@ -80,9 +80,12 @@ SHORT, LONG = range(SPLIT_QUERY + 1), range(SPLIT_QUERY + 1, 1000)
 LENGTHS = [[(1, 300), (3, 40), (2, 2)], [(1, 70), (37, 100), (5, 5)], [(2, 0), (20, 0), (3, 17)]]
 
 
+@pytest.mark.parametrize("num_sink_tokens", [0, 5, 32, 70])
 @pytest.mark.parametrize(("window", "scales"), [(0, ()), (50, (1,)), (0, (2,)), (50, (64, 2, 16))])
 @pytest.mark.parametrize("lengths", LENGTHS)
-def test_paged_attention(lengths: list[tuple[int, int]], window: int, scales: tuple[int, ...]) -> None:
+def test_paged_attention(
+    lengths: list[tuple[int, int]], window: int, scales: tuple[int, ...], num_sink_tokens: int
+) -> None:
     tokens, heads, kv_heads, head_dim = sum(q for q, _ in lengths), 6, 2, 24
     short, long = (
         max((q for q, _ in lengths if (q <= SPLIT_QUERY) == is_short), default=0) for is_short in (True, False)
@@ -96,12 +99,12 @@ def test_paged_attention(lengths: list[tuple[int, int]], window: int, scales: tu
     if scales:
         extras |= {"k_scale": torch.ones(scales), "v_scale": torch.ones(scales)}
     operands = Operands(query, pool[:, 0], pool[:, 1], out, tables, cu_query_lens, seq_lens, **extras)
-    assert_counted(*launch_paged_attention(operands, short, long, 0.2, window, 0.0))
+    assert_counted(*launch_paged_attention(operands, short, long, 0.2, window, num_sink_tokens if window else 0, 0.0))
 
 
 def test_rounds_of_paged_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged_attention, "WORKSPACE_BYTES", 1)
-    test_paged_attention(LENGTHS[0], 0, ())
+    test_paged_attention(LENGTHS[0], 0, (), 0)
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)

@@ -15,6 +15,7 @@ if ON_GPU:
 import transformers  # noqa: E402
 
 from tests.engine.test_identity import check, make_requests  # noqa: E402
+from tests.engine.test_kv_dtype import QUANTISED, check_error  # noqa: E402
 from tests.engine.tiny import SteppedEngine, make_tiny_llama  # noqa: E402
 
 KERNELS = {
@@ -25,6 +26,12 @@ KERNELS = {
     "gated_activation",
     "sample",
 }
+
+
+@pytest.mark.parametrize("kv_dtype", list(QUANTISED))
+def test_a_quantised_cache_errs_as_its_format_does(tmp_path: Path, kv_dtype: str) -> None:
+    make_tiny_llama(tmp_path)
+    check_error(tmp_path, kv_dtype, (1, 9, 20), attention_backend="triton_lang", block_size=16)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from nereid_kernels.paged_attention import TreeMask, paged_attention, plan_paged_attention
 from nereid_kernels.reference import paged_attention as reference
-from tests.kernels.attention_cases import FEATURES, MIXED, Case, Inputs, check
+from tests.kernels.attention_cases import EVERY_LENGTH, FEATURES, MIXED, Case, Inputs, check
 from tests.kernels.bounds import assert_as_good_as_plain
 from tests.kernels.covering_array import covering_array
 from tests.kernels.triton_lang.devices import Reserve
@@ -30,6 +31,10 @@ def test_any_head_dim(head_dim: int) -> None:
 @pytest.mark.parametrize("block_size", [16, 32, 48, 64, 128])
 def test_any_block_size(block_size: int) -> None:
     check(Case(((1, 200), (20, 35)), block_size=block_size))
+
+
+def test_every_length_around_the_edges_of_blocks() -> None:
+    check(Case(EVERY_LENGTH, heads=1, kv_heads=1))
 
 
 @pytest.mark.parametrize("feature", list(FEATURES))
@@ -52,17 +57,22 @@ CROSSED: dict[str, tuple[Any, ...]] = {
 }
 
 
-@pytest.mark.parametrize("row", covering_array(CROSSED), ids=str)
+CROSSED_WITH_SINK_TOKENS = {
+    **CROSSED,
+    "head_dim": (64, 80),
+    "heads": (1, 3, 16),
+    "block_size": (16, 48),
+    "window": (37,),
+    "num_sink_tokens": (5, 40),
+}
+
+
+@pytest.mark.parametrize("row", [*covering_array(CROSSED), *covering_array(CROSSED_WITH_SINK_TOKENS)], ids=str)
 def test_every_two_properties_together(row: dict[str, Any]) -> None:
     kv_heads = 1 if row["heads"] > 5 else 2
-    scales = row["scales"] if row["cache_dtype"] else "tensor"
-    check(
-        Case(
-            ((1, 131), (6, 70), (20, 45)),
-            **{**row, "heads": row["heads"] * kv_heads, "scales": scales},
-            kv_heads=kv_heads,
-        )
-    )
+    row = {**row, "heads": row["heads"] * kv_heads, "kv_heads": kv_heads}
+    row["scales"] = row["scales"] if row["cache_dtype"] else "tensor"
+    check(Case(((1, 131), (6, 70), (20, 45)), **row))
 
 
 def test_row_that_sees_nothing_gives_zeros() -> None:
@@ -101,42 +111,60 @@ def test_result_does_not_depend_on_the_batch() -> None:
 
 @pytest.mark.parametrize("window", [1, 2, 15, 16, 17])
 def test_window_is_exact_to_the_key(window: int) -> None:
-    """Case 85: at lengths about the window, for prefill, chunk, verification and decode."""
+    """At lengths about the window, for prefill, chunk, verification and decode."""
     lengths = range(max(1, window - 1), window + 3)
     check(Case(tuple((min(q, n), n) for n in lengths for q in (n, 5, 3, 1)), heads=2, kv_heads=1, window=window))
 
 
+@pytest.mark.parametrize("num_sink_tokens", [1, 17, 32, 100])
+@pytest.mark.parametrize("window", [1, 40])
+def test_sink_tokens_are_exact_to_the_key(window: int, num_sink_tokens: int) -> None:
+    """At lengths about the edges of sinks, of tiles and of splits, for prefill, chunk, verification and decode.
+
+    Whatever lies between sinks and windows is NaN."""
+    reach = num_sink_tokens + window
+    lengths = (num_sink_tokens, reach, reach + 1, reach + 33, 300)
+    sequences = tuple((min(q, n), n) for n in lengths for q in (n, 17, 3, 1))
+    check(Case(sequences, heads=2, kv_heads=1, window=window, num_sink_tokens=num_sink_tokens))
+
+
+@pytest.mark.parametrize("block_size", [16, 48, 128])
+def test_sink_tokens_of_a_long_context(block_size: int) -> None:
+    """Several splits, of which the first holds the sinks."""
+    for query_len in (1, 16, 20):
+        case = Case(((query_len, 4097), (query_len, 33)), heads=2, kv_heads=1, block_size=block_size)
+        check(replace(case, window=1000, num_sink_tokens=70))
+
+
 def test_window_that_is_longer_than_the_context() -> None:
-    """Case 85."""
     check(Case(((1, 300), (20, 300), (300, 300)), heads=2, kv_heads=1, window=4096))
 
 
 def test_scores_of_a_hundred_thousand() -> None:
-    """Case 89: no finite number stands for "not seen"."""
+    """No finite number stands for "not seen"."""
     check(Case(((1, 50), (3, 40), (20, 33)), sizes=(3e4, 1.0, 1.0)))
 
 
 @pytest.mark.parametrize("window", [0, 37])
 def test_soft_cap_of_large_scores(window: int) -> None:
-    """Case 92: scores of hundreds, capped before they are masked."""
+    """Scores of hundreds, capped before they are masked."""
     check(Case(((1, 70), (20, 45)), soft_cap=50.0, window=window, sizes=(150.0, 1.0, 1.0)))
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
 @pytest.mark.parametrize("scales", ["tensor", "head", "token"])
 def test_scales_of_small_keys_and_large_values(cache_dtype: torch.dtype, scales: str) -> None:
-    """Case 94."""
     check(Case(((1, 70), (20, 45)), cache_dtype=cache_dtype, scales=scales, sizes=(100.0, 0.01, 30.0)))
 
 
 @pytest.mark.parametrize("query_len", [1, 4, 20])
 def test_a_short_context_beside_a_long_one_under_a_window(query_len: int) -> None:
-    """Case 95: each is split by its own length."""
+    """Each is split by its own length."""
     check(Case(((query_len, 4097), (query_len, 33)), heads=2, kv_heads=1, window=1000))
 
 
 def test_a_block_past_two_to_the_31_elements(reserve: Reserve) -> None:
-    """Case 88: keys and values in the last block of a pool of more than 2**31 elements."""
+    """Keys and values in the last block of a pool of more than 2**31 elements."""
     kv_heads, block_size, head_dim = 2, 16, 256
     shape = (1 << 10, 2 << 7, 2, kv_heads, block_size, head_dim)  # [block, layer, k/v, kv_head, slot, head_dim]
     pool = reserve(math.prod(shape), torch.float8_e5m2).view(shape)
@@ -169,7 +197,10 @@ def test_a_tree_beside_a_chunk_that_is_none() -> None:
         ({"query": torch.zeros(1, 3, 64)}, "query: got 3 heads; allowed: a multiple of the 2 KV heads"),
         ({"query": torch.zeros(1, 4, 32)}, "k_cache: got shape"),
         ({"query": torch.zeros(1, 4, 64).long()}, "query: got torch.int64"),
-        ({"window": -1}, "window, soft_cap: got -1"),
+        ({"window": -1}, "window: got -1"),
+        ({"soft_cap": -1.0}, "soft_cap: got -1.0"),
+        ({"num_sink_tokens": 4}, "num_sink_tokens: got 4; allowed: 0, without a window"),
+        ({"window": 8, "num_sink_tokens": -1}, "num_sink_tokens: got -1; allowed: 0 (off) or more"),
         ({"sinks": torch.zeros(3)}, "sinks: got shape"),
         ({"k_scale": torch.ones(1)}, "k_scale, v_scale: got 1"),
         ({"sinks": torch.zeros(8)[::2]}, "sinks: got strides (2,)"),

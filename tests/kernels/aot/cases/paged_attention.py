@@ -33,8 +33,11 @@ def launches(architecture: str) -> dict[str, Launch]:
 
 def _variants(architecture: str) -> dict[str, Launch]:
     small: dict[str, Any] = {"heads": 9, "kv_heads": 3, "head_dim": 64}
+    sink_tokens: dict[str, Any] = {"window": 4096, "num_sink_tokens": 4}
     return {
         "decode_bf16_d256_g2_window_cap": short(architecture, 1, heads=16, head_dim=256, window=4096, soft_cap=50.0),
+        "decode_bf16_d128_g4_sink_tokens": short(architecture, 1, **sink_tokens),
+        "prefill_bf16_d128_g4_sink_tokens": long(architecture, **sink_tokens),
         "decode_int8_d128_g4": short(architecture, 1, cache_dtype=torch.int8, per_token=True),
         "decode_bf16_d128_g8_sinks_block128": short(architecture, 1, heads=64, sinks=True, block_size=128),
         "decode_bf16_d80_g4": short(architecture, 1, head_dim=80),
@@ -66,6 +69,7 @@ def attention(
     cache_dtype: torch.dtype | None = None,
     per_token: bool = False,
     window: int = 0,
+    num_sink_tokens: int = 0,
     soft_cap: float = 0.0,
     sinks: bool = False,
     tree: bool = False,
@@ -94,4 +98,4 @@ def attention(
         meta(tokens) if tree else None,
     )
     longest = (query_len, 0) if query_len <= SPLIT_QUERY else (0, query_len)
-    return launch_paged_attention(operands, *longest, head_dim**-0.5, window, soft_cap, architecture)
+    return launch_paged_attention(operands, *longest, head_dim**-0.5, window, num_sink_tokens, soft_cap, architecture)
