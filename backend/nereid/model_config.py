@@ -10,18 +10,28 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from nereid.errors import ModelLoadError, shorten
 
 _LOG = logging.getLogger(__name__)
-SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM",)
+SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "MinistralForCausalLM")
 _DEFAULT_ROPE_THETA = 10_000.0
+# What transformers takes for a key that is left out, where a family differs from Llama.
+_MISTRAL = MappingProxyType({"num_key_value_heads": 8, "max_position_embeddings": 131_072, "sliding_window": 4096})
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {"MistralForCausalLM": _MISTRAL, "MinistralForCausalLM": _MISTRAL}
+)
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Sizes of a decoder-only model. Lengths are in tokens, sizes in elements."""
+    """Sizes of a decoder-only model. Lengths are in tokens, sizes in elements.
+
+    layer_windows: by layer, how many of the latest tokens a token sees, itself included; 0 is all.
+    """
 
     architecture: str
     vocab_size: int
@@ -37,6 +47,7 @@ class ModelConfig:
     tie_word_embeddings: bool
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
+    layer_windows: tuple[int, ...]
 
     @classmethod
     def load(cls, directory: Path) -> ModelConfig:
@@ -60,6 +71,7 @@ class ModelConfig:
             supported = ", ".join(SUPPORTED_ARCHITECTURES)
             raise ModelLoadError(f"architecture {shorten(architecture)} is not supported; supported: {supported}")
         _refuse_unsupported(raw)
+        raw = {**_DEFAULTS.get(architecture, {}), **raw}
         heads = int(raw["num_attention_heads"])
         return cls(
             architecture=architecture,
@@ -76,6 +88,7 @@ class ModelConfig:
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
             eos_token_ids=_eos_ids(raw, generation),
             bos_token_id=next(iter(_ids(raw.get("bos_token_id"))), None),
+            layer_windows=_layer_windows(raw, architecture),
         )
 
 
@@ -109,6 +122,33 @@ def _eos_ids(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int
 def _rope_theta(raw: Mapping[str, Any]) -> float:
     # transformers 5 moved rope_theta into rope_parameters.
     return float((raw.get("rope_parameters") or raw).get("rope_theta") or _DEFAULT_ROPE_THETA)
+
+
+def _layer_windows(raw: Mapping[str, Any], architecture: str) -> tuple[int, ...]:
+    """By layer. Mistral gives all layers its window; Ministral's layer_types say which have it."""
+    num_layers = int(raw["num_hidden_layers"])
+    if architecture not in _DEFAULTS:  # Llama's own code looks at neither key
+        return (0,) * num_layers
+    window, types = raw["sliding_window"], raw.get("layer_types")
+    if window is not None and (type(window) is not int or window < 1):
+        raise ModelLoadError(f"sliding_window: got {shorten(window)}; allowed: a whole number from 1, or null")
+    if types is None:
+        return (window or 0,) * num_layers
+    _check_layer_types(types, num_layers, window, architecture)
+    return tuple((window or 0) if kind == _SLIDING else 0 for kind in types)
+
+
+def _check_layer_types(types: Any, num_layers: int, window: int | None, architecture: str) -> None:
+    if not isinstance(types, list) or len(types) != num_layers:
+        raise ModelLoadError(f"layer_types: got {shorten(types)}; allowed: a list of {num_layers}, one a layer")
+    # Mistral's own code does not look at them: a model that they say something else of was meant otherwise.
+    allowed = [_FULL] if window is None else [_SLIDING] if architecture == "MistralForCausalLM" else [_FULL, _SLIDING]
+    for index, kind in enumerate(types):
+        if kind not in allowed:
+            raise ModelLoadError(
+                f"layer_types[{index}]: got {shorten(kind)}; allowed for {architecture} with sliding_window "
+                f"{shorten(window)}: {', '.join(allowed)}"
+            )
 
 
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:

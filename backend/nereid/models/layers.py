@@ -1,6 +1,6 @@
 """What the model families share: how a layer's operations are run, and tables that are made once. No requests.
 
-Kernels is given to a model when it is made, and says for all its operations which implementation runs them.
+Kernels says for all operations of a model which implementation runs them.
 """
 
 from __future__ import annotations

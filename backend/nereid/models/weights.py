@@ -50,6 +50,11 @@ class WeightReader:
         except (OSError, SafetensorError) as error:
             raise ModelLoadError(f"{path}: {error}") from error
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Those that hold the tensors."""
+        return tuple(self._directory / name for name in self._handles)
+
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
 

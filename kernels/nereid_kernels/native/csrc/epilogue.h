@@ -1,0 +1,42 @@
+// How a product's sums leave the registers: bias, gated activation, rounding to the dtype of the next operation.
+#pragma once
+
+#include "program.h"
+#include "tile_product.h"
+
+namespace nereid {
+
+enum Epilogue : int32_t { NONE = 0, GATED_SILU = 1 };
+
+// y: [rows, y_stride] of x's dtype, or float32 where wide.  bias: [out] float32 or null.  GATED_SILU: of each tile, the
+// first half of the columns are gates, the others what they gate: y = silu(gate) * other, half as wide.
+struct Output {
+  void* y;
+  const float* bias;
+  int64_t y_stride, out;
+  Epilogue epilogue;
+  int32_t wide;
+};
+
+inline Floats silu(Floats x) { return x / (splat(1.0f) + exp_of(-x)); }
+
+// The sums of one row and tile.
+template <class Y>
+void finish(const Output& output, const Sums& sums, int64_t tile, int64_t row) {
+  Y* y = static_cast<Y*>(output.y) + row * output.y_stride;
+  int64_t first = tile * TILE;
+  if (output.epilogue == GATED_SILU) {
+    constexpr int HALF = VECTORS / 2;
+    for (int v = 0; v < HALF; v++)
+      store_within(y, first / 2 + v * LANES, output.out / 2, silu(sums[v]) * sums[v + HALF]);
+    return;
+  }
+  for (int v = 0; v < VECTORS; v++) {
+    int64_t column = first + v * LANES;
+    Floats sum = sums[v];
+    if (output.bias) sum += load_within(output.bias, column, output.out);
+    store_within(y, column, output.out, sum);
+  }
+}
+
+}  // namespace nereid

@@ -1,0 +1,211 @@
+// One processor's vectors in a few words: loads, stores, conversions, products of bfloat16 pairs, exp.
+//
+// Written with the compiler's vector types, so that one source serves AVX-512, AVX2 and NEON; what one of them has an
+// instruction of its own for stands behind its macro here, and nowhere else.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace nereid {
+
+// LANES: floats of a register.  VECTORS x ROWS: registers that hold the sums of a product's tile; the others hold what
+// is multiplied.
+#if defined(__AVX512F__)
+constexpr int LANES = 16, VECTORS = 4, ROWS = 6;
+#elif defined(__AVX2__)
+constexpr int LANES = 8, VECTORS = 2, ROWS = 5;
+#else
+constexpr int LANES = 4, VECTORS = 4, ROWS = 5;
+#endif
+constexpr int TILE = VECTORS * LANES;
+
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
+typedef int8_t Bytes __attribute__((vector_size(LANES)));
+typedef uint8_t UBytes __attribute__((vector_size(LANES)));
+
+struct bf16 {
+  uint16_t bits;
+};
+
+template <class V, class P>
+inline V load_as(const P* from) {
+  V vector;
+  std::memcpy(&vector, from, sizeof vector);
+  return vector;
+}
+
+// Each element in 32 bits. One instruction, which the compiler does not find by itself.
+#if defined(__AVX512F__)
+inline Ints widen(Bytes x) { return (Ints)_mm512_maskz_cvtepi8_epi32(0xffff, (__m128i)x); }
+inline Ints widen(UBytes x) { return (Ints)_mm512_maskz_cvtepu8_epi32(0xffff, (__m128i)x); }
+inline Bits widen(Halves x) { return (Bits)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)x); }
+#elif defined(__AVX2__)
+inline Ints widen(Bytes x) { return (Ints)_mm256_cvtepi8_epi32(_mm_cvtsi64_si128((long long)x)); }
+inline Ints widen(UBytes x) { return (Ints)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)x)); }
+inline Bits widen(Halves x) { return (Bits)_mm256_cvtepu16_epi32((__m128i)x); }
+#else
+typedef int16_t Shorts __attribute__((vector_size(2 * LANES)));
+inline Ints widen(Bytes x) { return __builtin_convertvector(__builtin_convertvector(x, Shorts), Ints); }
+inline Ints widen(UBytes x) { return __builtin_convertvector(__builtin_convertvector(x, Halves), Ints); }
+inline Bits widen(Halves x) { return __builtin_convertvector(x, Bits); }
+#endif
+
+inline Floats splat(float x) { return x - Floats{}; }
+
+inline float to_float(float x) { return x; }
+inline float to_float(bf16 x) {
+  uint32_t bits = uint32_t(x.bits) << 16;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+// Rounded to the nearest, ties to even; a NaN stays one.
+inline Halves to_halves(Floats x) {
+  Bits bits = (Bits)x;
+  Bits rounded = bits + 0x7fff + ((bits >> 16) & 1);
+  Bits quiet = bits | 0x00400000;
+  Bits is_nan = (Bits)(x != x);
+  return __builtin_convertvector(((rounded & ~is_nan) | (quiet & is_nan)) >> 16, Halves);
+}
+
+inline Floats load(const float* from) { return load_as<Floats>(from); }
+inline Floats load(const bf16* from) {
+  return (Floats)(widen(load_as<Halves>(from)) << 16);
+}
+inline void store(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
+inline void store(bf16* to, Floats x) {
+#if defined(__AVX512BF16__)
+  __m256bh halves = _mm512_cvtneps_pbh((__m512)x);
+#else
+  Halves halves = to_halves(x);
+#endif
+  std::memcpy(to, &halves, 2 * LANES);
+}
+
+// The first `count` of a register's elements; the others are 0, and nothing behind them is touched.
+template <class T>
+inline Floats load_some(const T* from, int count) {
+  T some[LANES] = {};
+  std::memcpy(some, from, count * sizeof(T));
+  return load(some);
+}
+template <class T>
+inline void store_some(T* to, Floats x, int count) {
+  T some[LANES];
+  store(some, x);
+  std::memcpy(to, some, count * sizeof(T));
+}
+
+// A register's place in a row of `width` columns: what lies behind it is 0, and is not touched.
+template <class T>
+inline Floats load_within(const T* row, int64_t column, int64_t width) {
+  if (column + LANES <= width) return load(row + column);
+  return column < width ? load_some(row + column, int(width - column)) : Floats{};
+}
+template <class T>
+inline void store_within(T* row, int64_t column, int64_t width, Floats x) {
+  if (column + LANES <= width) store(row + column, x);
+  else if (column < width) store_some(row + column, x, int(width - column));
+}
+
+inline void store_one(float* to, float x) { *to = x; }
+inline void store_one(bf16* to, float x) { store_some(to, splat(x), 1); }
+
+// sum + w[2i] * x[0] + w[2i + 1] * x[1] in each lane i, for bfloat16 pairs w and x.
+inline Floats add_pair_products(Floats sum, Bits w, uint32_t x) {
+#if defined(__AVX512BF16__)
+  return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)_mm512_set1_epi32(int(x)));
+#else
+  float even = to_float(bf16{uint16_t(x)}), odd = to_float(bf16{uint16_t(x >> 16)});
+  sum += (Floats)(w << 16) * even;
+  return sum + (Floats)(w & 0xffff0000u) * odd;
+#endif
+}
+
+// The same where x has a pair for each lane.
+inline Floats add_pair_products(Floats sum, Bits w, Bits x) {
+#if defined(__AVX512BF16__)
+  return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)x);
+#else
+  sum += (Floats)(w << 16) * (Floats)(x << 16);
+  return sum + (Floats)(w & 0xffff0000u) * (Floats)(x & 0xffff0000u);
+#endif
+}
+
+// Pairs of halves, then of quarters, and so on: the order is fixed.
+inline float sum_of(Floats x) {
+  float parts[LANES];
+  std::memcpy(parts, &x, sizeof parts);
+  for (int half = LANES / 2; half; half /= 2)
+    for (int i = 0; i < half; i++) parts[i] += parts[i + half];
+  return parts[0];
+}
+
+inline float max_of(Floats x) {
+  float parts[LANES];
+  std::memcpy(parts, &x, sizeof parts);
+  for (int half = LANES / 2; half; half /= 2)
+    for (int i = 0; i < half; i++) parts[i] = parts[i] > parts[i + half] ? parts[i] : parts[i + half];
+  return parts[0];
+}
+
+inline Floats larger(Floats x, Floats y) { return x > y ? x : y; }
+
+// exp(x) within 2 units in the last place (the polynomial of Cephes' expf); 0 far below, infinity far above, NaN of NaN.
+inline Floats exp_of(Floats x) {
+  Floats bounded = x < splat(-87.3f) ? splat(-87.3f) : x;
+  bounded = bounded > splat(88.3f) ? splat(88.3f) : bounded;
+  Floats shifted = bounded * 1.44269504f + splat(12582912.0f);  // 1.5 * 2^23: the sum's low bits are the whole number
+  Floats whole = shifted - splat(12582912.0f);
+  Floats rest = bounded - whole * 0.693359375f + whole * 2.12194440e-4f;
+  Floats p = rest * 1.9875691500e-4f + splat(1.3981999507e-3f);
+  p = p * rest + splat(8.3334519073e-3f);
+  p = p * rest + splat(4.1665795894e-2f);
+  p = p * rest + splat(1.6666665459e-1f);
+  p = p * rest + splat(5.0000001201e-1f);
+  p = p * rest * rest + rest + splat(1.0f);
+  Floats power = (Floats)((Bits)((Ints)shifted << 23) + 0x3f800000u);
+  Floats value = p * power;
+  value = x < splat(-87.3f) ? splat(0.0f) : value;
+  value = x > splat(88.3f) ? splat(INFINITY) : value;
+  return x != x ? x : value;
+}
+
+// The order of lanes that one stage of `transpose` takes from two registers: of its first result, or its second.
+template <int STEP, bool SECOND>
+inline Ints stage_order() {
+  Ints order{};
+  for (int i = 0; i < LANES; i++) order[i] = (i & STEP) ? LANES + i - (SECOND ? 0 : STEP) : i + (SECOND ? STEP : 0);
+  return order;
+}
+
+template <int STEP>
+inline void transpose_stage(Bits* block) {
+  const Ints first = stage_order<STEP, false>(), second = stage_order<STEP, true>();
+  for (int i = 0; i < LANES; i++) {
+    if (i & STEP) continue;
+    Bits a = block[i], b = block[i + STEP];
+    block[i] = __builtin_shuffle(a, b, first);
+    block[i + STEP] = __builtin_shuffle(a, b, second);
+  }
+}
+
+// LANES registers, in place.
+inline void transpose(Bits* block) {
+  transpose_stage<1>(block);
+  transpose_stage<2>(block);
+  if (LANES > 4) transpose_stage<(LANES > 4 ? 4 : 1)>(block);
+  if (LANES > 8) transpose_stage<(LANES > 8 ? 8 : 1)>(block);
+}
+
+}  // namespace nereid

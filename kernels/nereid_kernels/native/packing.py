@@ -1,0 +1,100 @@
+"""Weights in the order in which the native products read them: tile after tile, each in one piece.
+
+A tile is `tile` output features: [in][tile] float32, or [in / 2][tile][2] bfloat16, or codes of 8 or 4 bits; the last
+one is filled up with zeros. What is gated has, in each tile, half of it gates and half what they gate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from nereid_kernels.native.memory import empty
+from nereid_kernels.native.quantising import quantise
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """data: [tiles, in / unit, tile, unit].  out_features, in_features: of the weight, without what fills it up."""
+
+    data: Tensor
+    out_features: int
+    in_features: int
+    gated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedWeight:
+    """A scale for each output feature and `group` inputs; the last group may be smaller.
+
+    codes: [tiles, in, tile] int8 of 8 bits, or [tiles, in / 2, tile] uint8 of 4, the even input in the lower half and 8
+    standing for 0.  scales: [tiles, groups, tile] float32.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    bits: int
+    group: int
+    out_features: int
+    in_features: int
+    gated: bool = False
+
+
+def pack(weight: Tensor, tile: int) -> PackedWeight:
+    """weight: [out, in] float32, or bfloat16 with an even `in`."""
+    return PackedWeight(_tiles(_filled(weight, tile), tile), *weight.shape)
+
+
+def pack_gated(gate: Tensor, up: Tensor, tile: int) -> PackedWeight:
+    """gate, up: [out, in] each. out_features are those of both."""
+    return PackedWeight(_tiles(_interleaved(gate, up, tile), tile), 2 * gate.shape[0], gate.shape[1], gated=True)
+
+
+def pack_quantised(weight: Tensor, tile: int, bits: int, group: int) -> QuantisedWeight:
+    """weight: [out, in] of a float dtype, with an even `in`.  bits: 8 or 4.  group: even."""
+    codes, scales = _quantised_tiles(_filled(weight, tile), tile, bits, group)
+    return QuantisedWeight(codes, scales, bits, group, *weight.shape)
+
+
+def pack_quantised_gated(gate: Tensor, up: Tensor, tile: int, bits: int, group: int) -> QuantisedWeight:
+    """gate, up: [out, in] each; for the rest see `pack_quantised`."""
+    codes, scales = _quantised_tiles(_interleaved(gate, up, tile), tile, bits, group)
+    return QuantisedWeight(codes, scales, bits, group, 2 * gate.shape[0], gate.shape[1], gated=True)
+
+
+def _filled(weight: Tensor, tile: int) -> Tensor:
+    return functional.pad(weight, (0, 0, 0, -weight.shape[0] % tile))
+
+
+def _interleaved(gate: Tensor, up: Tensor, tile: int) -> Tensor:
+    half = tile // 2
+    halves = [_filled(part, half).view(-1, half, gate.shape[1]) for part in (gate, up)]
+    return torch.stack(halves, dim=1).flatten(0, 2)
+
+
+def _tiles(weight: Tensor, tile: int) -> Tensor:
+    unit = 4 // weight.element_size()
+    if weight.shape[1] % unit:
+        raise ValueError(f"weight: got {weight.shape[1]} input features in {weight.dtype}; allowed: an even number")
+    tiles = weight.reshape(-1, tile, weight.shape[1] // unit, unit)  # [tiles, tile, in / unit, unit]
+    return _placed(tiles.transpose(1, 2))
+
+
+def _quantised_tiles(weight: Tensor, tile: int, bits: int, group: int) -> tuple[Tensor, Tensor]:
+    if weight.shape[1] % 2 or group % 2:
+        got = f"{weight.shape[1]} input features in groups of {group}"
+        raise ValueError(f"weight: got {got}; allowed: even numbers")
+    codes, scales = quantise(weight, bits, group)  # [out, in] int8, [out, groups]
+    scales = scales.view(-1, tile, scales.shape[1]).transpose(1, 2)
+    codes = codes.view(-1, tile, codes.shape[1]).transpose(1, 2)  # [tiles, in, tile]
+    if bits == 4:
+        codes = (codes + 8).to(torch.uint8)
+        codes = codes[:, 0::2] | codes[:, 1::2] << 4
+    return _placed(codes), _placed(scales)
+
+
+def _placed(tensor: Tensor) -> Tensor:
+    return empty(tuple(tensor.shape), tensor.dtype).copy_(tensor)

@@ -1,0 +1,78 @@
+"""Weights of 8 and 4 bits: the engine computes what the dequantised weights give, whatever is beside a request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from nereid.errors import ConfigError
+from nereid.native import open_library
+from nereid_kernels.native.quantising import quantise
+from tests.engine.test_deterministic import assert_same_bits, logits_by_request, make_request
+from tests.engine.test_kv_dtype import make_requests
+from tests.engine.tiny import SteppedEngine
+
+GROUP = 16
+LENGTHS = (1, 7, 8, 40, 100)
+BITS = {"int8": 8, "int4": 4}
+
+
+@pytest.fixture(autouse=True)
+def needs_the_library() -> None:
+    if open_library() is None:
+        pytest.skip("there is no native library here")
+
+
+def dequantised(weight: torch.Tensor, bits: int) -> torch.Tensor:
+    codes, scales = quantise(weight.detach(), bits, GROUP)
+    return codes * scales.repeat_interleave(GROUP, dim=1)[:, : weight.shape[1]]
+
+
+@pytest.fixture(scope="module", params=list(BITS))
+def rounded(
+    request: pytest.FixtureRequest, directory: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path]:
+    """A quantisation, and the tiny model with the weights that it stands for."""
+    folder = tmp_path_factory.mktemp(request.param)
+    model: Any = transformers.LlamaForCausalLM.from_pretrained(directory)
+    bits = BITS[request.param]
+    head = dequantised(model.lm_head.weight, 8)
+    with torch.no_grad():
+        for module in model.model.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.weight.copy_(dequantised(module.weight, bits))
+    model.config.tie_word_embeddings = False
+    model.lm_head.weight = torch.nn.Parameter(head)
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_bytes((directory / "tokenizer.json").read_bytes())
+    return request.param, folder
+
+
+def first_logits(directory: Path, **settings: object) -> torch.Tensor:
+    requests = make_requests(LENGTHS)
+    found = logits_by_request(directory, requests, {"block_size": 8, "dtype": "float32", **settings})
+    return torch.stack([found[request.request_id][0] for request in requests])
+
+
+def test_the_engine_computes_what_the_dequantised_weights_give(directory: Path, rounded: tuple[str, Path]) -> None:
+    quantization, folder = rounded
+    quantised = first_logits(directory, quantization=quantization, quantization_group_size=GROUP)
+    torch.testing.assert_close(quantised, first_logits(folder), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(quantised, first_logits(directory), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("quantization", list(BITS))
+def test_bits_do_not_depend_on_what_is_beside_a_request(directory: Path, quantization: str, dtype: str) -> None:
+    requests = [make_request(index, tuple(range(3, 3 + length)), 12) for index, length in enumerate(LENGTHS)]
+    settings = {"quantization": quantization, "quantization_group_size": GROUP, "dtype": dtype, "block_size": 8}
+    assert_same_bits(directory, requests, settings)
+
+
+def test_without_the_library_it_is_refused(directory: Path) -> None:
+    with pytest.raises(ConfigError, match="quantization: got 'int8'; allowed without the native library: 'none'"):
+        SteppedEngine(directory, {"quantization": "int8", "attention_backend": "cpu"})
