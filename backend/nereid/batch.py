@@ -6,8 +6,12 @@ afterwards only what changed. The executor keeps the tokens; the plan carries co
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
+from itertools import repeat
+from typing import NamedTuple
 
 from nereid.request import SamplingParams, TokenLogprobs
 
@@ -15,38 +19,114 @@ BlockIds = tuple[tuple[int, ...], ...]  # block ids by KV cache group
 
 
 @dataclass(frozen=True, slots=True)
+class BlockKey:
+    """What names a block beyond the process: which tokens it holds KV of, behind which others.
+
+    name: a digest of everything that its contents depend on: model, layout, salt, adapter, all tokens up to its last.
+    parent: the name of the block before it, or of the root.  token_ids: the block's own.  group: its KV cache group.
+    """
+
+    name: str
+    parent: str
+    token_ids: tuple[int, ...]
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyBlock:
+    """Copy a block of the device to another one."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class SwapOut:
+    """Copy a block of the device to one of the host's."""
+
+    block: int
+    host_block: int
+
+
+@dataclass(frozen=True, slots=True)
+class SwapIn:
+    """Copy a block of the host to one of the device's."""
+
+    host_block: int
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreBlock:
+    """Write a block to disk, on the device or on the host. It may fail in silence. patient: where many wait to be
+    written, wait for them instead of giving the block up."""
+
+    key: BlockKey
+    block: int
+    on_host: bool
+    patient: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoadBlock:
+    """Read a block of the device from disk. Where its file is not there or not right, the step's result says so."""
+
+    key: BlockKey
+    block: int
+
+
+KVOp = CopyBlock | SwapOut | SwapIn | StoreBlock | LoadBlock
+
+
+@dataclass(frozen=True, slots=True)
 class NewRequest:
-    """A request that the executor has not seen yet."""
+    """A sequence that the executor has not seen yet. sequence_index: which of its request's it is."""
 
     request_id: int
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
+    sequence_index: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRequest:
+class ScheduledRequest(NamedTuple):  # NOTE: there is one a row and step, and a dataclass takes longer to make
     """The share of one request in a step: tokens [num_computed_tokens, num_computed_tokens + num_scheduled_tokens).
 
-    new_block_ids: block ids appended to its block table, by group.  restarted: the table is emptied first (a request
-    that comes back from preemption).  samples: the last of its tokens is scheduled, so that a new one is drawn.
+    samples: the last of its tokens is scheduled, so that a new one is drawn. new_block_ids: what its block tables hold
+    from index first_new_blocks on, by group; the entries before are as they were. Both are empty where all are.
+    forked_from: a request of this step with the same prompt, from whose logits the first token is drawn; nothing is
+    scheduled then. given_token_ids: its tokens from position first_given on, whatever the executor has there; empty:
+    as the executor knows them.
     """
 
     request_id: int
     num_computed_tokens: int
     num_scheduled_tokens: int
-    new_block_ids: BlockIds
-    restarted: bool
     samples: bool
+    first_new_blocks: tuple[int, ...] = ()
+    new_block_ids: BlockIds = ()
+    forked_from: int | None = None
+    first_given: int = 0
+    given_token_ids: tuple[int, ...] = ()
+
+
+def rows_of_last_tokens(request_ids: Iterable[int], num_computed_tokens: Iterable[int]) -> Iterator[ScheduledRequest]:
+    """A row for each request that goes on with its one token left; no news of it. In half the time that the class
+    takes for so many calls."""
+    others = (repeat(default) for default in ScheduledRequest._field_defaults.values())
+    fields = zip(request_ids, num_computed_tokens, repeat(1), repeat(True), *others, strict=False)
+    return map(partial(tuple.__new__, ScheduledRequest), fields)
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """The plan of one step. finished_ids: requests that the executor forgets before the step."""
+    """The plan of one step. finished_ids: requests that the executor forgets before the step.  kv_ops: carried out in
+    this order before the model runs, in a plan without tokens too."""
 
     step: int
     new_requests: tuple[NewRequest, ...]
     scheduled: tuple[ScheduledRequest, ...]
     finished_ids: tuple[int, ...]
+    kv_ops: tuple[KVOp, ...] = ()
 
     @property
     def num_scheduled_tokens(self) -> int:
@@ -94,23 +174,54 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step drew: one entry for each scheduled request that samples."""
+    """What a step drew: one entry for each scheduled request that samples. failed_loads: names of BlockKeys whose
+    LoadBlock brought nothing; those blocks hold no KV."""
 
     step: int
     sampled: tuple[SampledToken, ...]
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    failed_loads: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockGroup:
+    """What the scheduler's side knows of a KV cache group: which tokens its layers look back at.
+
+    window: a token sees the `window` latest ones, itself included; 0 is all.  num_sink_tokens: the first ones, which
+    every token sees even so.
+    """
+
+    window: int = 0
+    num_sink_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TransferRates:
+    """Measured when the executor started. Bytes a second from device to host and back; tokens of prompts a second."""
+
+    out_bytes_per_s: float
+    in_bytes_per_s: float
+    prefill_tokens_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """What an executor has room for, known once it has started.
 
-    num_blocks counts the null block.  bytes_per_block is for all layers.  group_block_sizes: tokens a block, by group.
+    num_blocks counts the null block.  bytes_per_block: of one block, whichever its group.  block_size: tokens a block.
+    groups: in the order of the block tables.  num_host_blocks: room in the host's memory for blocks that were swapped
+    out; the first is not used.  rates: None where nothing was measured.  fingerprint: of all that a block's bytes
+    depend on beside its tokens.  stored_names: of the blocks on disk, other models' too; None where there is no disk.
     """
 
     num_blocks: int
     bytes_per_block: int
-    group_block_sizes: tuple[int, ...]
+    block_size: int
+    groups: tuple[BlockGroup, ...] = (BlockGroup(),)
+    num_host_blocks: int = 0
+    rates: TransferRates | None = None
+    fingerprint: str = ""
+    stored_names: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nereid.batch import SampledToken, SchedulerOutput, StepResult
 from nereid.config import EngineConfig
+from nereid.kv_cache.layout import BlockLayout
 from nereid.kv_cache.manager import KVCacheManager
 from nereid.request import Request, SamplingParams
 from nereid.scheduler import Advance, Scheduler
@@ -13,7 +14,7 @@ EOS = 2
 
 def make_scheduler(num_blocks: int = 100, max_model_len: int = 64, **settings: int) -> Scheduler:
     config = EngineConfig.from_mapping({"model": "x", "block_size": 4, **settings})
-    return Scheduler(config, KVCacheManager(num_blocks, (4,)), max_model_len, (EOS,))
+    return Scheduler(config, KVCacheManager(num_blocks, BlockLayout(4)), max_model_len, (EOS,))
 
 
 def make_request(
@@ -26,9 +27,10 @@ def make_request(
     deadline: float | None = None,
     **sampling: object,
 ) -> Request:
-    """at, deadline: seconds on the monotonic clock."""
+    """No two prompts share a token. at, deadline: seconds on the monotonic clock."""
     params = SamplingParams(**{"max_tokens": 8, **sampling})  # type: ignore[arg-type]
-    prompt = tuple(range(10, 10 + prompt_len))
+    first = 10 + 1000 * request_id
+    prompt = tuple(range(first, first + prompt_len))
     return Request(request_id, prompt, params, at, deadline, priority=priority, cache_salt=salt)
 
 

@@ -215,7 +215,7 @@ def test_no_tenant_is_pushed_out_by_more_tenants_than_seats() -> None:
 
 
 def test_prompts_of_another_tenant_do_not_stall_streams() -> None:
-    """Case 112: each stream gets its token in every step, whatever prompts come."""
+    """Each stream gets its token in every step, whatever prompts come."""
     scheduler = make_scheduler(num_blocks=4000, max_model_len=2000, max_num_seqs=SEATS, max_num_batched_tokens=BUDGET)
     for request_id in range(4):
         scheduler.add(make_request(request_id, 4, salt="streams", max_tokens=60, ignore_eos=True))

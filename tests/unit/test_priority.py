@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -119,3 +120,28 @@ def calls_in_steps(num_waiting: int, num_tenants: int) -> int:
 def test_a_step_costs_the_same_however_many_wait(num_tenants: int) -> None:
     few, many = (calls_in_steps(n, min(n, num_tenants)) for n in (200, 10_000))
     assert many <= 1.5 * few, (few, many)
+
+
+def lookups_in_steps(num_blocks: int) -> int:
+    """How often dictionaries are asked in ten steps, while one waits for room of whose blocks so many are found."""
+    scheduler = make_scheduler(num_blocks=1001, max_model_len=4000, max_num_batched_tokens=4000)
+    found = make_request(0, 4 * num_blocks, max_tokens=1)
+    scheduler.add(found)
+    run_step(scheduler)
+    scheduler.add(make_request(1, 2000, max_tokens=100))
+    state = scheduler.add(replace(make_request(2, 1), prompt_token_ids=(*found.prompt_token_ids, *range(9000, 12000))))
+    run_step(scheduler)
+    lookups = Counter[str]()
+    sys.setprofile(lambda frame, event, argument: lookups.update([getattr(argument, "__name__", "")]))
+    try:
+        for _ in range(10):
+            run_step(scheduler, check=False)
+    finally:
+        sys.setprofile(None)
+    assert state.match and len(state.match.nodes) == num_blocks and not state.running
+    return lookups["get"]
+
+
+def test_what_is_found_of_who_waits_is_not_compared_again() -> None:
+    few, many = lookups_in_steps(10), lookups_in_steps(200)
+    assert 0 < many <= few + 10, (few, many)

@@ -76,7 +76,8 @@ def test_the_latest_arrival_is_preempted_and_comes_back_whole() -> None:
         run_step(scheduler)
     plan, _ = run_step(scheduler)
     (row,) = plan.scheduled
-    assert (row.request_id, row.num_computed_tokens, row.num_scheduled_tokens, row.restarted) == (2, 0, 8, True)
+    assert (row.request_id, row.num_computed_tokens, row.num_scheduled_tokens) == (2, 0, 8)
+    assert row.first_new_blocks == (0,), "its block table begins anew"
     assert plan.new_requests == ()
 
 

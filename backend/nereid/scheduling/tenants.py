@@ -5,44 +5,23 @@ Language Models", 2024), each has a count of the tokens computed for it, recompu
 time that is shared. Who comes to wait starts at the floor, the least count of those whose prompts were in line in the
 step before, so that idling saves nothing up; where none were in line, at the greatest count, so that all start even.
 
-Invariants: only tenants with unfinished requests are kept; whose turn is next is the tenant with the least count (of
-equals the one with fewer running requests, then the one whose best-ranked request arrived first); within a tenant, the
-best-ranked waiting request is next. Every change costs O(log n).
+A sequence that has nothing to compute until others of its request are through rests: it is not in line, and nobody's
+best. Invariants: only tenants with unfinished requests are kept, and of each some sequence does not rest; whose turn is
+next is the tenant with the least count (of equals the one with fewer running requests, then the one whose best-ranked
+request arrived first); within a tenant, the best-ranked waiting request is next. Every change costs O(log n).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Collection, Iterator
+from operator import attrgetter
 
 from nereid.scheduling.keyed_heap import KeyedHeap
-from nereid.scheduling.request_state import Rank, RequestState
+from nereid.scheduling.request_state import RequestState
+from nereid.scheduling.tenant import Tenant, Turn
 
-Turn = tuple[int, int, int]
-
-
-@dataclass(slots=True, eq=False)
-class Tenant:
-    """One tenant's requests. refusable: those that wait and were never scheduled, the worst-ranked first."""
-
-    salt: str
-    num_served_tokens: int = 0
-    num_running: int = 0
-    unfinished: KeyedHeap[RequestState, Rank] = field(default_factory=KeyedHeap)
-    waiting: KeyedHeap[RequestState, Rank] = field(default_factory=KeyedHeap)
-    refusable: KeyedHeap[RequestState, Rank] = field(default_factory=KeyedHeap)
-
-    @property
-    def best(self) -> RequestState:
-        """Its best-ranked unfinished request."""
-        best = self.unfinished.least()
-        assert best is not None, "a tenant without requests is not kept"
-        return best
-
-    @property
-    def turn(self) -> Turn:
-        """Less comes first."""
-        return self.num_served_tokens, self.num_running, self.best.arrival
+_SALT = attrgetter("salt")
 
 
 class Tenants:
@@ -58,9 +37,11 @@ class Tenants:
         self._by_most_running: KeyedHeap[Tenant, int] = KeyedHeap()
         self._by_most_refusable: KeyedHeap[Tenant, int] = KeyedHeap()
         self._aside: set[Tenant] = set()
+        self._passed: list[RequestState] = []  # they wait, and are out of their tenants' queues for now
         self._charged: set[Tenant] = set()  # their places in the order of turns are out of date
         self._floor = 0
-        self.num_waiting = 0
+        self.num_waiting = 0  # sequences
+        self.num_queued = 0  # requests: those whose leaders wait
 
     def __len__(self) -> int:
         return len(self._tenants)
@@ -132,20 +113,47 @@ class Tenants:
         self._refresh(tenant)
 
     def stop(self, state: RequestState) -> None:
-        """A running request waits again."""
+        """A running request waits again, or rests without a seat."""
         tenant = self[state]
         tenant.num_running -= 1
-        self._queue(tenant, state)
+        if state not in tenant.resting:
+            self._queue(tenant, state)
         self._refresh(tenant)
+
+    def rest(self, state: RequestState) -> None:
+        """A sequence that does not wait, or a new one, has nothing to compute; another of its request has."""
+        tenant = self[state]
+        tenant.unfinished.discard(state)
+        tenant.resting.add(state)
+        self._refresh(tenant)
+
+    def rouse(self, state: RequestState) -> None:
+        """A sequence has something to compute again, if it rested: it waits, where it does not run."""
+        tenant = self[state]
+        if state not in tenant.resting:
+            return
+        tenant.resting.discard(state)
+        tenant.unfinished.put(state, state.rank)
+        if not state.running:
+            self._queue(tenant, state)
+        self._refresh(tenant)
+
+    def rests(self, state: RequestState) -> bool:
+        return state in self[state].resting
+
+    def is_next(self, state: RequestState) -> bool:
+        """Whether a waiting sequence is its tenant's next."""
+        return self[state].waiting.least() is state
 
     def remove(self, state: RequestState) -> None:
         """A request has ended, wherever it stood."""
         tenant = self[state]
         if state in tenant.waiting:
             self._unqueue(tenant, state)
-        else:
+        elif state.running:
             tenant.num_running -= 1
         tenant.unfinished.discard(state)
+        tenant.resting.discard(state)
         if tenant.unfinished:
             self._refresh(tenant)
             return
@@ -161,6 +169,14 @@ class Tenants:
         tenant.num_served_tokens += num_tokens
         self._charged.add(tenant)
 
+    def charge_each(self, states: Collection[RequestState]) -> None:
+        """Count one token computed for each."""
+        salts = Counter(map(_SALT, states)) if len(self) > 1 else dict.fromkeys(self._tenants, len(states))
+        for salt, num_tokens in salts.items():
+            tenant = self._tenants[salt]
+            tenant.num_served_tokens += num_tokens
+            self._charged.add(tenant)
+
     def raise_floor(self, first: Tenant | None) -> None:
         """Before a step's prompts are given tokens; first: the tenant whose turn it is, None where none is in line."""
         counts = [first.num_served_tokens] if first else [tenant.num_served_tokens for tenant in self]
@@ -171,10 +187,20 @@ class Tenants:
         self._aside.add(tenant)
         self._refresh(tenant)
 
+    def pass_over(self, state: RequestState) -> None:
+        """Leave one waiting request out of its tenant's queue until `end_step`."""
+        self._passed.append(state)
+        self[state].waiting.discard(state)
+        self._refresh(self[state])
+
     def end_step(self) -> None:
-        """Nobody is set aside any more."""
-        aside, self._aside = self._aside, set()
-        for tenant in aside:
+        """Nobody is set aside or passed over any more."""
+        changed, self._aside = self._aside, set()
+        passed, self._passed = self._passed, []
+        for state in passed:
+            self[state].waiting.put(state, state.rank)
+            changed.add(self[state])
+        for tenant in changed:
             self._refresh(tenant)
 
     def _settle(self) -> None:
@@ -185,14 +211,16 @@ class Tenants:
         if not tenant.waiting:
             tenant.num_served_tokens = max(tenant.num_served_tokens, self._floor)
         tenant.waiting.put(state, state.rank)
-        if not state.known_to_executor:
+        if state.leader is None and not state.known_to_executor:
             tenant.refusable.put(state, (-state.rank[0], -state.rank[1]))
         self.num_waiting += 1
+        self.num_queued += state.leader is None
 
     def _unqueue(self, tenant: Tenant, state: RequestState) -> None:
         tenant.waiting.discard(state)
         tenant.refusable.discard(state)
         self.num_waiting -= 1
+        self.num_queued -= state.leader is None
 
     def _refresh(self, tenant: Tenant) -> None:
         self._by_best.put(tenant, tenant.best.arrival)
@@ -208,16 +236,18 @@ class Tenants:
     def check_integrity(self) -> None:
         """Raise AssertionError where the books of the tenants and the requests' own states disagree."""
         self._settle()
-        assert not self._aside, "tenants set aside between two steps"
+        assert not self._aside and not self._passed, "somebody stands back between two steps"
         assert self.num_waiting == sum(len(tenant.waiting) for tenant in self), "waiting requests miscounted"
         assert set(self._by_best) == set(self._by_most_refusable) == set(self), "tenants missing"
         with_waiting = {tenant for tenant in self if tenant.waiting}
         assert set(self._line) == set(self._line_by_running) == with_waiting, "tenants missing in line"
         for tenant in self:
-            running = [state for state in tenant.unfinished if state.running]
+            running = {state for state in (*tenant.unfinished, *tenant.resting) if state.running}
+            assert not tenant.resting & set(tenant.unfinished), f"tenant {tenant.salt!r}: one rests and does not"
             assert tenant.num_running == len(running), f"tenant {tenant.salt!r}: running requests miscounted"
-            assert set(tenant.waiting) == set(tenant.unfinished) - set(running), f"tenant {tenant.salt!r}: lost one"
-            assert set(tenant.refusable) == {state for state in tenant.waiting if not state.known_to_executor}
+            assert set(tenant.waiting) == set(tenant.unfinished) - running, f"tenant {tenant.salt!r}: lost one"
+            new = {state for state in tenant.waiting if not (state.known_to_executor or state.leader)}
+            assert set(tenant.refusable) == new, f"tenant {tenant.salt!r}: others can be refused"
             assert self._by_best.key_of(tenant) == tenant.best.arrival, f"tenant {tenant.salt!r}: not in its place"
             if tenant.waiting:
                 assert self._line.key_of(tenant) == tenant.turn, f"tenant {tenant.salt!r}: not at its turn"
