@@ -1,4 +1,4 @@
-"""One prompt, one answer, over plain HTTP: POST /v2/models/MODEL/generate. Standard library only."""
+"""One prompt, one answer or several, over plain HTTP: POST /v2/models/MODEL/generate. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,11 +8,19 @@ import json
 import sys
 import urllib.error
 import urllib.request
+from typing import Any
+
+OUTPUTS = ("text_output", "num_output_tokens", "finish_reason")  # an element for each answer
 
 
 def host_port(url: str) -> str:
     """HOST:PORT of what may be written as http://HOST:PORT/."""
     return url.removeprefix("http://").rstrip("/")
+
+
+def as_list(value: Any) -> list[Any]:
+    """What an output says of each answer: of one alone, its JSON is no list."""
+    return value if isinstance(value, list) else [value]
 
 
 def main() -> int:
@@ -24,10 +32,13 @@ def main() -> int:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--max-tokens", type=int, default=48)
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
+    parser.add_argument(
+        "--n", type=int, default=1, help="how many answers; with a temperature, for they are drawn apart"
+    )
     parser.add_argument("--stop", action="append", default=[], help="a text that ends the answer; may be repeated")
     args = parser.parse_args()
 
-    sampling = {"max_tokens": args.max_tokens, "temperature": args.temperature, "stop": args.stop}
+    sampling = {"max_tokens": args.max_tokens, "temperature": args.temperature, "stop": args.stop, "n": args.n}
     body = {
         "text_input": args.prompt,
         "sampling_parameters": json.dumps(sampling),
@@ -47,9 +58,9 @@ def main() -> int:
     except urllib.error.HTTPError as error:
         print(f"HTTP {error.code}: {error.read().decode()}", file=sys.stderr)
         return 1
-    print(args.prompt + answer["text_output"])
-    counts = f"{answer['num_input_tokens']} tokens in, {answer['num_output_tokens']} out"
-    print(f"[{counts}, ended by {answer['finish_reason']}]", file=sys.stderr)
+    for text, count, reason in zip(*(as_list(answer[name]) for name in OUTPUTS), strict=True):
+        print(args.prompt + text)
+        print(f"[{answer['num_input_tokens']} tokens in, {count} out, ended by {reason}]", file=sys.stderr)
     return 0
 
 

@@ -4,7 +4,7 @@ The loop thread owns the core and with it all state of the engine; other threads
 `drain` alone, and hear from it by the `emit` callable, which gets tuples of RequestOutput. Messages and outputs are
 plain data.
 
-Invariant: every submitted request gets exactly one finished output, on every path; where the loop dies, all requests
+Invariant: every submitted request gets exactly one final output, on every path; where the loop dies, all requests
 get theirs at once, and later ones in `submit`.
 """
 
@@ -18,17 +18,19 @@ from collections.abc import Callable, Iterable
 
 from nereid.batch import Capacity, EngineStats
 from nereid.config import EngineConfig
-from nereid.engine_core import EngineCore, as_data
+from nereid.engine_core import EngineCore
 from nereid.errors import EngineDeadError, EngineError, EngineStoppedError
 from nereid.executor import Executor
 from nereid.guided.compiler import GuideCompiler
 from nereid.model_config import ModelConfig
 from nereid.request import Cancel, Drain, EngineMessage, Request, RequestOutput, Submit
+from nereid.request_tracker import failed
 from nereid.statistics import EngineReport
 from nereid.tokenization.tokenizer import Tokenizer
 
 _LOG = logging.getLogger(__name__)
 _IDLE_WAIT_S = 0.5
+_STORE_S = 5.0  # for what is cached to be written to disk at the end
 
 Emit = Callable[[tuple[RequestOutput, ...]], None]
 
@@ -69,7 +71,7 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Take a request; what becomes of it, a refusal too, comes by `emit`."""
         if failure := self._put(Submit(request)):
-            self._emit((RequestOutput(request.request_id, failure=as_data(failure)),))
+            self._emit((failed(request.request_id, failure),))
 
     def cancel(self, request_id: int) -> None:
         """End a request with a CANCELLED failure; nothing happens where it has ended."""
@@ -126,6 +128,7 @@ class Engine:
                 self._give_out(self._core.expire(time.monotonic()))
                 self._give_out(self._core.step())
                 was_idle = idle
+            self._core.store_cached(time.monotonic() + _STORE_S)
             failure = EngineStoppedError()
         except BaseException as error:  # whatever it is, requests must hear of it
             _LOG.exception("the engine's loop thread died")
@@ -166,7 +169,7 @@ class Engine:
 
     def _accept(self, request: Request) -> None:
         if self._drain_deadline is not None:
-            self._emit((RequestOutput(request.request_id, failure=as_data(EngineStoppedError())),))
+            self._emit((failed(request.request_id, EngineStoppedError()),))
         else:
             self._give_out(self._core.accept(request))
 
@@ -183,6 +186,6 @@ class Engine:
         while not self._inbox.empty():
             message = self._inbox.get_nowait()
             if isinstance(message, Submit):
-                outputs.append(RequestOutput(message.request.request_id, failure=as_data(failure)))
+                outputs.append(failed(message.request.request_id, failure))
         self._emit(tuple(outputs))
         self._core.clear()

@@ -30,6 +30,10 @@ class StepRunner(Protocol):
         """masks: waits for those of this step; asked for only where a row that samples has a guide."""
         ...
 
+    def close(self) -> None:
+        """Finish what goes on beside the steps, within some seconds."""
+        ...
+
 
 class Executor(Protocol):
     """One device or many; the scheduler never knows how many."""
@@ -85,6 +89,8 @@ class LocalExecutor:
     def shutdown(self) -> None:
         self._masks.put(None)  # a step that waits for masks ends
         self._thread.shutdown(wait=True, cancel_futures=True)
+        if self._runner is not None:
+            self._runner.close()
         self._runner = None
 
     def _run(self, plan: SchedulerOutput) -> StepResult:

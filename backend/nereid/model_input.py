@@ -1,42 +1,55 @@
 """ModelInput: a step as tensors; and the batch state that turns a plan into one.
 
 BatchState owns, for each request that the executor knows, its tokens and its block tables. Invariant: it follows the
-plans exactly; a request's tokens are its prompt and all tokens drawn for it.
+plans exactly; a request's tokens are its prompt and all tokens drawn for it, or given in their stead.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from nereid.batch import NewRequest, ScheduledRequest, SchedulerOutput
-from nereid.kv_cache.storage import KVCacheStorage
+from nereid.kv_memory.storage import KVCacheStorage
 from nereid.request import SamplingParams
 from nereid_kernels.kv_write import KVWritePlan, plan_kv_write
 from nereid_kernels.paged_attention import AttentionPlan, plan_paged_attention
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInput:
+    """Where a step's tokens are written and what they look back at, for the layers of one KV cache group."""
+
+    kv_write: KVWritePlan
+    attention: AttentionPlan
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
     """token_ids, positions: [tokens] int64.  hidden_rows: [rows] int64, tokens whose hidden states are wanted: the last
-    of each row that samples, in their order, then those of prompts whose logprobs are told."""
+    of each row that samples, in their order, then those of prompts whose logprobs are told.  groups: by KV cache
+    group."""
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     hidden_rows: torch.Tensor
-    kv_write: KVWritePlan
-    attention: AttentionPlan
+    groups: tuple[GroupInput, ...]
 
 
 @dataclass(slots=True)
 class RequestTokens:
-    """One request behind the executor seam."""
+    """One request behind the executor seam. block_tables: by KV cache group."""
 
     sampling: SamplingParams
     prompt_len: int
     token_ids: list[int]
-    block_table: list[int] = field(default_factory=list)
+    block_tables: tuple[list[int], ...]
 
     def told_positions(self, row: ScheduledRequest) -> range:
         """Positions of the prompt whose logprobs a step tells: the hidden states before them are computed by it.
@@ -52,8 +65,9 @@ class RequestTokens:
 class BatchState:
     """Requests by id, as far as the plans have told."""
 
-    def __init__(self, backend: str) -> None:
-        """backend: of `nereid_kernels.backends`, for which steps are planned."""
+    def __init__(self, num_groups: int, backend: str) -> None:
+        """num_groups: KV cache groups.  backend: of `nereid_kernels.backends`, for which steps are planned."""
+        self._num_groups = num_groups
         self._backend = backend
         self._requests: dict[int, RequestTokens] = {}
 
@@ -61,47 +75,85 @@ class BatchState:
         return self._requests[request_id]
 
     def apply(self, plan: SchedulerOutput) -> None:
-        """Take in a plan's news: forgotten requests, new ones, added blocks."""
+        """Take in a plan's news: forgotten requests, new ones, changed block tables, given tokens."""
         for request_id in plan.finished_ids:
             del self._requests[request_id]
         for new in plan.new_requests:
             self._add(new)
         for row in plan.scheduled:
             request = self._requests[row.request_id]
-            if row.restarted:
-                request.block_table.clear()
-            request.block_table.extend(row.new_block_ids[0])
+            if row.new_block_ids:
+                news = zip(request.block_tables, row.first_new_blocks, row.new_block_ids, strict=True)
+                for table, first, added in news:
+                    table[first:] = added
+            if row.given_token_ids:
+                request.token_ids[row.first_given :] = row.given_token_ids
 
     def _add(self, new: NewRequest) -> None:
         prompt = list(new.prompt_token_ids)
-        self._requests[new.request_id] = RequestTokens(new.sampling, len(prompt), prompt)
+        tables: tuple[list[int], ...] = tuple([] for _ in range(self._num_groups))
+        self._requests[new.request_id] = RequestTokens(new.sampling, len(prompt), prompt, tables)
 
-    def build(self, rows: tuple[ScheduledRequest, ...], cache: KVCacheStorage) -> ModelInput:
-        """The tensors of a step with at least one row."""
+    def build(self, rows: Sequence[ScheduledRequest], cache: KVCacheStorage) -> ModelInput:
+        """The tensors of a step with at least one row that has tokens."""
+        requests = [self._requests[row.request_id] for row in rows]
+        firsts = np.array([row.num_computed_tokens for row in rows])
+        counts = np.array([row.num_scheduled_tokens for row in rows])
+        stops = firsts + counts
+        ends = counts.cumsum()  # of each row's tokens in the step
+        positions = np.arange(ends[-1]) + np.repeat(stops - ends, counts)
         token_ids: list[int] = []
-        positions, slots, tables, ends = [], [], [], []
-        told: list[int] = []
-        layer_view, _ = cache.layer(0)
-        block_size = layer_view.shape[2]
-        for row in rows:
-            request = self._requests[row.request_id]
-            end = row.num_computed_tokens + row.num_scheduled_tokens
-            shift = len(token_ids) - row.num_computed_tokens - 1  # from a position to the token before it
-            told += [position + shift for position in request.told_positions(row)]
-            token_ids += request.token_ids[row.num_computed_tokens : end]
-            table = torch.tensor(request.block_table)
-            row_positions = torch.arange(row.num_computed_tokens, end)
-            positions.append(row_positions)
-            slots.append(table[row_positions // block_size] * block_size + row_positions % block_size)
-            tables.append(table)
-            if row.samples:
-                ends.append(len(token_ids) - 1)
-        query_lens = [row.num_scheduled_tokens for row in rows]
-        seq_lens = [row.num_computed_tokens + row.num_scheduled_tokens for row in rows]
+        for request, first, stop in zip(requests, firsts.tolist(), stops.tolist(), strict=True):
+            token_ids += request.token_ids[first:stop]
+        owners = np.repeat(np.arange(len(rows)), counts)  # the row of each token
         return ModelInput(
             token_ids=torch.tensor(token_ids),
-            positions=torch.cat(positions),
-            hidden_rows=torch.tensor(ends + told, dtype=torch.int64),
-            kv_write=plan_kv_write(torch.cat(slots), layer_view, backend=self._backend),
-            attention=plan_paged_attention(query_lens, seq_lens, tables, layer_view, backend=self._backend),
+            positions=torch.from_numpy(positions),
+            hidden_rows=torch.tensor(_hidden_rows(rows, requests, ends.tolist()), dtype=torch.int64),
+            groups=tuple(
+                self._group_input(group, requests, counts.tolist(), stops.tolist(), owners, positions, cache)
+                for group in range(self._num_groups)
+            ),
         )
+
+    def _group_input(
+        self,
+        group: int,
+        requests: Sequence[RequestTokens],
+        query_lens: list[int],
+        seq_lens: list[int],
+        owners: IntArray,
+        positions: IntArray,
+        cache: KVCacheStorage,
+    ) -> GroupInput:
+        layer = cache.first_of_group(group)
+        block_size = layer.k.shape[2]
+        used = [-(-seq_len // block_size) for seq_len in seq_lens]
+        padded = np.zeros((len(used), max(used)), dtype=np.int32)
+        for row, request, count in zip(padded, requests, used, strict=True):
+            table = request.block_tables[group]
+            if count > len(table):
+                raise IndexError(f"{count} blocks are wanted of a table of {len(table)}")
+            row[:count] = table[:count]
+        slots = padded[owners, positions // block_size].astype(np.int64) * block_size + positions % block_size
+        return GroupInput(
+            plan_kv_write(torch.from_numpy(slots), layer.k, backend=self._backend),
+            plan_paged_attention(
+                query_lens, seq_lens, torch.from_numpy(padded), layer.k, token_scale=layer.k_scale,
+                backend=self._backend,
+            ),
+        )  # fmt: skip
+
+
+def _hidden_rows(rows: Sequence[ScheduledRequest], requests: Sequence[RequestTokens], ends: Sequence[int]) -> list[int]:
+    """Of the tokens whose hidden states are wanted. ends: by row, the number of tokens up to its last."""
+    lasts: dict[int, int] = {}  # a request's last token in the step
+    sampled, told = [], []
+    for row, request, end in zip(rows, requests, ends, strict=True):
+        lasts[row.request_id] = end - 1
+        if row.samples:  # NOTE: a fork stands behind the row that it is forked from
+            sampled.append(lasts[row.request_id if row.forked_from is None else row.forked_from])
+        if request.sampling.prompt_logprobs is not None:
+            shift = end - row.num_scheduled_tokens - row.num_computed_tokens - 1  # to the token before a position
+            told += [position + shift for position in request.told_positions(row)]
+    return sampled + told

@@ -1,7 +1,7 @@
 """ModelRunner: runs plans on one device: plan -> tensors -> model -> hidden states -> logits -> tokens.
 
-Lives behind the executor seam. Owns the model, the KV cache's memory, the batch state and the sampler. Used by the
-executor's thread alone.
+Lives behind the executor seam. Owns the model, the KV cache's memory and what moves its blocks, the batch state and the
+sampler. Used by the executor's thread alone.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -24,18 +25,27 @@ from nereid.batch import (
 )
 from nereid.config import EngineConfig
 from nereid.errors import ConfigError
-from nereid.kv_cache.groups import groups_of
-from nereid.kv_cache.storage import KVCacheStorage
+from nereid.kv_cache.layout import BlockLayout
+from nereid.kv_memory.budget import PoolBudget
+from nereid.kv_memory.groups import KVCacheGroup, groups_of
+from nereid.kv_memory.storage import KVCacheStorage, page_bytes, sizes
+from nereid.memory.meters import meter_of
 from nereid.model_config import ModelConfig
 from nereid.model_input import BatchState
+from nereid.models.eager import EagerModel, StackedWeights
 from nereid.models.layers import Kernels
-from nereid.models.registry import Model, load_model
+from nereid.models.recorded import PackedWeights, RecordedModel
+from nereid.models.registry import Model, load_family
+from nereid.native import open_library
+from nereid.profiling import SCRATCH_BLOCKS, Profile, StepLimits, not_profiled, profile
 from nereid.request import TokenLogprobs
 from nereid.sampling.logprobs import token_logprobs
 from nereid.sampling.sampler import Sampler, SamplingRow
+from nereid.tiers import open_tiers
 from nereid_kernels.backends import describe, pick
 
 _LOG = logging.getLogger(__name__)
+_BITS = {"none": None, "int8": 8, "int4": 4}
 _LOGPROB_ROWS = 64  # positions of prompts whose logits are in memory at a time
 
 
@@ -47,25 +57,44 @@ class ModelRunner:
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
         dtype, device = choose_dtype(config.dtype), torch.device("cpu")
+        library = open_library() if wants_native(config, device) else None
+        if config.quantization != "none" and not library:
+            raise ConfigError(f"quantization: got {config.quantization!r}; allowed without the native library: 'none'")
         self._backend = choose_backend(config, device)
-        self._model = load_model(
-            directory, model_config, dtype, Kernels(self._backend, deterministic=config.deterministic)
-        )
-        (group,) = groups_of(model_config, config.block_size, dtype)
-        num_blocks = config.num_blocks or config.kv_cache_bytes // group.bytes_per_block
-        if num_blocks < 2:
-            raise ConfigError(
-                f"kv_cache_bytes: got {config.kv_cache_bytes}; allowed: at least {2 * group.bytes_per_block}"
-            )
-        self._cache = KVCacheStorage(group, num_blocks, device)
-        self._batch = BatchState(self._backend)
+        kv_dtype, num_sink_tokens = choose_kv_dtype(config.kv_dtype, dtype), choose_sink_tokens(config, model_config)
+        groups = groups_of(model_config, config.block_size, kv_dtype, num_sink_tokens)
+        layout = BlockLayout(config.block_size, tuple(group.rule for group in groups), config.max_num_batched_tokens)
+        budget = PoolBudget(config, layout, page_bytes(groups), on_gpu=device.type != "cpu")
+        max_len = budget.max_model_len(model_config.max_position_embeddings)  # refused before the weights are read
+        self._model: Model
+        if library:
+            most = config.max_num_batched_tokens, config.max_num_batched_tokens + config.max_num_seqs
+            weights = PackedWeights(library, _BITS[config.quantization], config.quantization_group_size)
+            packed = load_family(directory, model_config, dtype, weights)
+            self._model = RecordedModel(packed, library, dtype, *most)
+        else:
+            stacked = load_family(directory, model_config, dtype, StackedWeights())
+            self._model = EagerModel(stacked, Kernels(self._backend, deterministic=config.deterministic))
+        self._batch = BatchState(len(groups), "native" if library else self._backend)
         self._sampler = Sampler(model_config.eos_token_ids, model_config.vocab_size, self._backend)
-        self.capacity = Capacity(num_blocks, group.bytes_per_block, (group.block_size,))
+        profiled = self._profile(groups, StepLimits.of(config, groups, max_len), device)
+        size = budget.size(profiled.memory)
+        self._cache = KVCacheStorage(groups, size.num_blocks, device)
+        tiers = open_tiers(directory, config, groups, dtype, self._cache, self._backend)
+        self._transfer = tiers.transfer
+        self.capacity = Capacity(
+            size.num_blocks, budget.page_bytes, config.block_size, layout.groups,
+            num_host_blocks=self._transfer.num_host_blocks, rates=tiers.rates(profiled.prefill_tokens_per_s),
+            fingerprint=tiers.fingerprint, stored_names=tiers.stored_names,
+        )  # fmt: skip
+        if size.warning:
+            _LOG.warning("KV cache: %s", size.warning)
         _LOG.info(
-            "%s, %s with %d threads%s; KV cache: %d blocks of %d tokens, %.0f MiB",
-            dtype, describe(device, self._backend), torch.get_num_threads(),
-            ", deterministic" if config.deterministic else "", num_blocks, group.block_size,
-            num_blocks * group.bytes_per_block / 2**20,
+            "%s, %s with %d threads%s; KV cache: %d blocks of %d bytes by %s; %s",
+            dtype, f"the native library ({library.variant})" if library else describe(device, self._backend),
+            torch.get_num_threads(),
+            ", deterministic" if config.deterministic else "", size.num_blocks, budget.page_bytes, size.decided_by,
+            sizes(groups, groups_of(model_config, config.block_size, dtype)),
         )  # fmt: skip
 
     @property
@@ -81,13 +110,43 @@ class ModelRunner:
         """Carry out one plan. masks: waits for the step's, asked for only where a row that samples has a guide."""
         self._batch.apply(plan)
         self._sampler.apply(plan)
+        failed_loads = self._transfer.run(plan.kv_ops)
+        result = self._compute(plan, self._cache, masks)
+        return replace(result, failed_loads=failed_loads) if failed_loads else result
+
+    def close(self) -> None:
+        """Write to disk what waits for it, within some seconds; nothing may be run any more."""
+        self._transfer.close()
+
+    def _compute(
+        self,
+        plan: SchedulerOutput,
+        cache: KVCacheStorage,
+        masks: Callable[[], GuideMasks],
+        num_layers: int | None = None,
+    ) -> StepResult:
         if not plan.scheduled:
             return StepResult(plan.step, ())
-        hidden = self._model.forward(self._batch.build(plan.scheduled, self._cache), self._cache)
+        hidden = self._model.forward(self._batch.build(plan.scheduled, cache), cache, num_layers)
         sampling = [row for row in plan.scheduled if row.samples]
         told = self._prompt_logprobs(plan.scheduled, hidden[len(sampling) :])  # before tokens are drawn
         sampled = self._sample(sampling, hidden[: len(sampling)], masks) if sampling else ()
         return StepResult(plan.step, sampled, told)
+
+    def _profile(self, groups: tuple[KVCacheGroup, ...], limits: StepLimits, device: torch.device) -> Profile:
+        """Run steps on a cache of their own, which is gone afterwards."""
+        if self._backend != "cpu" and device.type == "cpu":
+            return not_profiled(meter_of(device))
+        scratch = KVCacheStorage(groups, SCRATCH_BLOCKS, device)
+        scratch.pages.zero_()
+
+        @torch.inference_mode()
+        def compute(plan: SchedulerOutput, num_layers: int | None) -> None:
+            self._batch.apply(plan)
+            self._sampler.apply(plan)
+            self._compute(plan, scratch, _no_masks, num_layers)
+
+        return profile(compute, meter_of(device), limits)
 
     def _sample(
         self, rows: list[ScheduledRequest], hidden: torch.Tensor, masks: Callable[[], GuideMasks]
@@ -119,15 +178,33 @@ class ModelRunner:
         )
 
 
+def _no_masks() -> GuideMasks:
+    raise AssertionError("no request that is made up has a guide")
+
+
+def wants_native(config: EngineConfig, device: torch.device) -> bool:
+    """Whether the native library is to compute steps, where there is one."""
+    return device.type == "cpu" and config.attention_backend in ("auto", "native")
+
+
 def choose_backend(config: EngineConfig, device: torch.device) -> str:
-    """What runs the kernels. Raises ConfigError where that cannot run here."""
+    """What runs the kernels that are called one by one. Raises ConfigError where that cannot run here."""
     try:
-        backend = pick(device, config.attention_backend)
+        backend = pick(device, "auto" if config.attention_backend == "native" else config.attention_backend)
     except ValueError as error:
         raise ConfigError(f"attention_{error}") from error
     if config.deterministic and backend != "cpu":
         raise ConfigError(f"deterministic: got true with attention_backend {backend}; allowed: false")
     return backend
+
+
+def choose_sink_tokens(config: EngineConfig, model_config: ModelConfig) -> int:
+    """How many first tokens layers with a window see besides. Raises ConfigError where the model has no such layer."""
+    if config.attention_sink_tokens and not any(model_config.layer_windows):
+        raise ConfigError(
+            f"attention_sink_tokens: got {config.attention_sink_tokens}; allowed for a model without windows: 0"
+        )
+    return config.attention_sink_tokens
 
 
 def choose_dtype(setting: str) -> torch.dtype:
@@ -136,6 +213,11 @@ def choose_dtype(setting: str) -> torch.dtype:
         # Without them a bfloat16 product is slower than a float32 one.
         return torch.bfloat16 if _has_bfloat16() else torch.float32
     return {"bfloat16": torch.bfloat16, "float32": torch.float32}[setting]
+
+
+def choose_kv_dtype(setting: str, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of keys and values in the cache; dtype: the model's."""
+    return {"auto": dtype, "fp8_e4m3": torch.float8_e4m3fn, "int8": torch.int8}[setting]
 
 
 def _has_bfloat16() -> bool:

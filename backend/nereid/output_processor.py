@@ -95,6 +95,22 @@ class OutputProcessor:
             return text, None  # no stop of any kind before min_tokens
         return state.stop_checker.append(text)
 
+    def whole(self, request: Request, token_ids: Sequence[int], reason: FinishReason) -> RequestOutput:
+        """The one output of a sequence that ended with all of these tokens; stop strings are not looked for."""
+        sampling = request.sampling
+        detokenizer = Detokenizer(
+            self._tokenizer, request.prompt_token_ids, show_control_tokens=sampling.show_control_tokens
+        )
+        stopped = reason is FinishReason.STOP
+        shown = token_ids[:-1] if stopped else token_ids
+        text = "".join([*map(detokenizer.append, shown), detokenizer.flush()])
+        stop_reason = token_ids[-1] if stopped and token_ids[-1] in sampling.stop_token_ids else None
+        return RequestOutput(request.request_id, text, tuple(token_ids), finish_reason=reason, stop_reason=stop_reason)
+
+    def take_prompt_logprobs(self, request_id: int) -> tuple[TokenLogprobs, ...]:
+        """What `keep_prompt_logprobs` has kept of a request, where it is all and was not told yet."""
+        return self._states[request_id].take_prompt_logprobs()
+
     def end(self, request_id: int, reason: FinishReason) -> RequestOutput:
         """End a request between two tokens: what was held back is shown."""
         state = self._states.pop(request_id)

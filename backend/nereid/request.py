@@ -94,6 +94,28 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class Branching:
+    """How many sequences a request's answer has, and how they are found.
+
+    n: sequences in the answer.  best_of: so many are drawn, of which the n with the largest cumulative logprob are
+    told; at least n.  beam_width: above 1 the n best of a beam search of that width, at least n; nothing is drawn then.
+    length_penalty: a finished beam's cumulative logprob is divided by its length to this power.  early_stopping: the
+    search ends with beam_width finished beams; else when no other can become better.
+    """
+
+    n: int = 1
+    best_of: int = 1
+    beam_width: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+
+    @property
+    def streams(self) -> bool:
+        """Whether tokens can be told before all sequences have ended."""
+        return self.best_of == self.n and self.beam_width == 1
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One request as the engine takes it. `request_id` is the engine's own: unique, ascending.
 
@@ -112,6 +134,7 @@ class Request:
     cache_salt: str = ""
     cache: bool = True
     speculation: bool = True
+    branching: Branching = Branching()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +182,18 @@ class RequestStats:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """What a request gained since its last output; the last one of a request has `finished` true, and only that one.
+    """What one sequence of a request gained since its last output.
 
-    text: new text that can be shown.  token_ids: generated since the last output, shown or held back.
+    The last output of a sequence has `finished` true, and only that one; the last of a request has `final` true as
+    well. A failure is the request's, and final. Where Branching.streams is false, each of the n sequences comes as one
+    output, in the order of sequence_index.
+
+    sequence_index: from 0 to n - 1.  cumulative_logprob: at a sequence's end, of its output, where it was asked for or
+    chosen by.  text: new text that can be shown.  token_ids: generated since the last output, shown or held back.
     logprobs: one entry a token of token_ids, where they were asked for.  prompt_logprobs: of all positions of the
     prompt but the first, once they are known.  stop_reason: the text, or the id out of stop_token_ids, that ended it.
-    At the end exactly one of finish_reason and failure is set, and stats where the request reached the scheduler.
+    At its end exactly one of finish_reason and failure is set; stats come with the final output, where the request
+    reached the scheduler.
     """
 
     request_id: int
@@ -176,6 +205,9 @@ class RequestOutput:
     stop_reason: str | int | None = None
     failure: RequestFailure | None = None
     stats: RequestStats | None = None
+    sequence_index: int = 0
+    cumulative_logprob: float | None = None
+    final: bool = False
 
     @property
     def finished(self) -> bool:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from nereid.request import Request, RequestStats
+from nereid.request import Branching, Request, RequestStats
 
 # Upper bounds of buckets: vLLM's for its own metrics.
 TOKEN_GAP_BOUNDS = (
@@ -39,11 +39,13 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class FinishedRequest:
-    """A request that the scheduler had taken in, at its end. end_time: monotonic seconds.  max_tokens: as asked for."""
+    """A request that the scheduler had taken in, at its end. end_time: monotonic seconds.  max_tokens, branching: as
+    asked for."""
 
     stats: RequestStats
     end_time: float
     max_tokens: int
+    branching: Branching = Branching()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,7 @@ class EngineStatistics:
 
     def finished(self, request: Request, stats: RequestStats) -> None:
         """A request that was accepted has ended, in whatever way."""
-        done = FinishedRequest(stats, time.monotonic(), request.sampling.max_tokens)
+        done = FinishedRequest(stats, time.monotonic(), request.sampling.max_tokens, request.branching)
         with self._lock:
             self._unscheduled.pop(request.request_id, None)
             self._since.finished.append(done)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import openai
 import pytest
@@ -16,7 +17,8 @@ PROMPT = "The capital of France is"
 
 
 def test_completion_is_the_servers_own_answer(client: openai.OpenAI, triton: TritonServer) -> None:
-    made = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=12, temperature=0, seed=1)
+    fields: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "max_tokens": 12, "temperature": 0, "seed": 1}
+    made = client.completions.create(**fields, extra_body={"cache": False})
     own = generate(
         triton, "tiny", PROMPT, {"max_tokens": 12, "temperature": 0, "seed": 1}, exclude_input_in_output=True
     )
@@ -26,6 +28,25 @@ def test_completion_is_the_servers_own_answer(client: openai.OpenAI, triton: Tri
     assert made.usage is not None
     assert (made.usage.prompt_tokens, made.usage.completion_tokens, made.usage.total_tokens) == (5, 12, 17)
     assert made.usage.prompt_tokens_details is not None and made.usage.prompt_tokens_details.cached_tokens == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_usage_tells_what_was_found_in_the_cache(client: openai.OpenAI, stream: bool) -> None:
+    """Of the prompt's and of its own tenant's alone."""
+    create: Any = client.completions.create
+    prompt = " ".join(f"{stream} {number}" for number in range(20))
+
+    def usage(salt: str) -> Any:
+        options = {"stream_options": {"include_usage": True}} if stream else {}
+        made = create(
+            model="tiny", prompt=prompt, max_tokens=20, stream=stream, extra_body={"cache_salt": salt}, **options
+        )
+        return list(made)[-1].usage if stream else made.usage
+
+    first, second, others = usage("a"), usage("a"), usage("b")
+    assert first.prompt_tokens_details.cached_tokens == others.prompt_tokens_details.cached_tokens == 0
+    assert second.prompt_tokens_details.cached_tokens == second.prompt_tokens - 1 > 20
+    assert first.total_tokens == second.total_tokens == second.prompt_tokens + 20
 
 
 def test_stream_is_the_whole_answer_in_parts(client: openai.OpenAI) -> None:
@@ -40,7 +61,8 @@ def test_stream_is_the_whole_answer_in_parts(client: openai.OpenAI) -> None:
     assert "".join(event.choices[0].text for event in texts) == whole.choices[0].text
     assert [event.choices[0].finish_reason for event in texts] == [None] * (len(texts) - 1) + ["length"]
     assert all(event.usage is None for event in texts)
-    assert usage.choices == [] and usage.usage == whole.usage
+    assert usage.choices == [] and usage.usage is not None and whole.usage is not None
+    assert usage.usage.total_tokens == whole.usage.total_tokens
 
 
 def test_default_max_tokens_is_sixteen(client: openai.OpenAI) -> None:

@@ -96,6 +96,22 @@ def test_prompt_is_scored_as_it_was_drawn(client: openai.OpenAI) -> None:
         assert other[1:] == near(drawn.logprobs.token_logprobs[1:5])
 
 
+def test_prompt_that_the_context_cannot_hold_is_refused_while_others_go_on(client: openai.OpenAI) -> None:
+    """The model's length is 8,192 tokens, with one of output at least."""
+
+    def finish_reason(length: int) -> str:
+        try:
+            made = client.completions.create(model="tiny", prompt=[504] * length, max_tokens=2)
+        except openai.BadRequestError as error:
+            return error.message
+        assert made.usage is not None and made.usage.completion_tokens == min(2, 8192 - length)
+        return made.choices[0].finish_reason
+
+    told = at_once(finish_reason, [8193, 8192, 8191, 3], threads=4)
+    assert told[2:] == ["length", "length"]
+    assert all("at most 8191 tokens" in message for message in told[:2])
+
+
 def test_schema_holds_for_a_random_model(client: openai.OpenAI) -> None:
     def valid(seed: int) -> bool:
         choice = ask(client, max_tokens=200, seed=seed, response_format=FORM).choices[0]

@@ -32,6 +32,12 @@ def test_address_with_or_without_its_scheme(triton: TritonServer, name: str, for
     assert done.returncode == 0 and "a b c" in done.stdout, done.stderr
 
 
+def test_several_answers_to_one_prompt(triton: TritonServer) -> None:
+    url = f"--url={HOST}:{triton.options.http_port}"
+    done = run("generate.py", "a b c", url, "--model=tiny", "--max-tokens=3", "--n=3", "--temperature=1")
+    assert done.returncode == 0 and done.stdout.count("a b c") == 3 and done.stderr.count("ended by") == 3, done
+
+
 @pytest.mark.parametrize("name", [*ONE_ANSWER, "cancel.py", "openai_client.py", "chat.py"])
 def test_no_server_is_said_in_a_line(name: str) -> None:
     [port] = free_ports(1)

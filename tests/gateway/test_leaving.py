@@ -50,6 +50,18 @@ def test_client_that_leaves_ends_its_request(
     wait_until_idle(triton, "tiny", within_s=3)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_client_that_leaves_ends_all_its_choices(gateway: Gateway, triton: TritonServer, stream: bool) -> None:
+    wait_until_idle(triton, "tiny")
+    body = json.dumps({**LONG, "prompt": ["a", "b"], "n": 3, "stream": stream}).encode()
+    leaving = RawConnection(gateway.port, COMPLETIONS, body)
+    wait_until(lambda: num_running(triton, "tiny") == 6, "all six run")
+    if stream:
+        leaving.read_events(8)
+    leaving.leave(reset=False)
+    wait_until_idle(triton, "tiny", within_s=3)
+
+
 def test_client_that_leaves_before_the_first_event(gateway: Gateway, triton: TritonServer) -> None:
     wait_until_idle(triton, "tiny")
     with ExitStack() as stack:

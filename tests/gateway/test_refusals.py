@@ -84,7 +84,9 @@ WRONG: list[tuple[str, dict[str, object], str | None, str]] = [
         "messages[0].content[0].type",
         "images, sound and files are not offered",
     ),
-    (CHATS, {"n": 2}, "n", "got 2; allowed: 1"),
+    (CHATS, {"n": 0}, "n", "got 0; allowed: at least 1"),
+    (CHATS, {"n": 129}, "n", "got 129; allowed: at most 128"),
+    (CHATS, {"best_of": 1}, "best_of", "unknown field"),
     (CHATS, {"reasoning_effort": "high"}, "reasoning_effort", "unknown field"),
     (CHATS, {"temprature": 1}, "temprature", "did you mean 'temperature'"),
     (CHATS, {"stream": "perhaps"}, "stream", "got 'perhaps'; allowed: true or false"),
@@ -141,7 +143,8 @@ WRONG: list[tuple[str, dict[str, object], str | None, str]] = [
     (COMPLETIONS, {"prompt": [-1]}, "prompt", "a list of token ids"),
     (CHATS, {"model": "m" * 100_000}, "model", "256"),
     (COMPLETIONS, {"prompt": ["x"] * 129}, "prompt", "a list of 1 to 128"),
-    (COMPLETIONS, {"best_of": 3}, "best_of", "got 3; allowed: 1"),
+    (COMPLETIONS, {"best_of": 129}, "best_of", "got 129; allowed: at most 128"),
+    (COMPLETIONS, {"n": "two"}, "n", "got 'two'; allowed: a whole number"),
     (COMPLETIONS, {"suffix": "x"}, "suffix", "unknown field"),
     (COMPLETIONS, {"chat_template_kwargs": {}}, "chat_template_kwargs", "unknown field"),
     (COMPLETIONS, {"max_tokens": 0}, "max_tokens", "at least 1"),
@@ -149,6 +152,11 @@ WRONG: list[tuple[str, dict[str, object], str | None, str]] = [
     (COMPLETIONS, {"temperature": -1}, "temperature", "got -1; allowed: a number from 0"),
     (COMPLETIONS, {"prompt": [999999]}, "input_ids", "got 999999"),
     (COMPLETIONS, {"stream": True, "max_tokens": -5}, "max_tokens", "got -5"),
+    (COMPLETIONS, {"n": 17}, "n", "got 17; allowed: 1 to 16 (at most 128 and max_num_seqs)"),
+    (COMPLETIONS, {"n": 3, "best_of": 2}, "best_of", "got 2; allowed: at least n (3)"),
+    (COMPLETIONS, {"best_of": 2, "stream": True}, "stream", "got True; allowed: false with best_of above n"),
+    (COMPLETIONS, {"beam_width": 2, "stream": True}, "stream", "got True; allowed: false with best_of above n"),
+    (COMPLETIONS, {"beam_width": 2, "presence_penalty": 1}, "presence_penalty", "got 1.0; allowed: 0.0 with a beam"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Conversations as token ids: as transformers has them; and what a message says is never a control token (case 82)."""
+"""Conversations as token ids: as transformers has them; and what a message says is never a control token."""
 
 from __future__ import annotations
 
@@ -241,7 +241,6 @@ def test_nor_do_two_texts_that_spell_one_together(tmp_path: Path) -> None:
 def test_what_cannot_be_rendered_is_refused(
     directories: dict[str, Path], name: str, messages: list[dict[str, str]], message: str
 ) -> None:
-    """Case 110."""
     encoder, _ = encoder_of(directories[name])
     with pytest.raises(InvalidRequestError, match=message):
         encoder.encode(Conversation(messages), 1000)

@@ -7,15 +7,23 @@ import pickle
 import pytest
 
 from nereid.batch import (
+    BlockGroup,
+    BlockKey,
     Capacity,
+    CopyBlock,
     DrawFault,
     GuideMasks,
+    LoadBlock,
     NewRequest,
     PromptLogprobs,
     SampledToken,
     ScheduledRequest,
     SchedulerOutput,
     StepResult,
+    StoreBlock,
+    SwapIn,
+    SwapOut,
+    TransferRates,
 )
 from nereid.errors import ErrorCode
 from nereid.request import (
@@ -33,6 +41,7 @@ from nereid.request import (
 
 SAMPLING = SamplingParams(temperature=0.7, stop=("a", "b"), stop_token_ids=(3,), seed=2**64 - 1)
 LOGPROBS = TokenLogprobs(5, -0.5, 1, ((5, -0.5), (9, -1.5)))
+KEY = BlockKey("name", "parent", (1, 2), 0)
 MESSAGES = [
     Submit(Request(1, (1, 2, 3), SAMPLING, 1.5, 2.5)),
     Cancel(1),
@@ -43,16 +52,18 @@ MESSAGES = [
     SchedulerOutput(
         7,
         (NewRequest(1, (1, 2), SAMPLING),),
-        (ScheduledRequest(1, 0, 2, ((4, 5),), restarted=False, samples=True),),
+        (ScheduledRequest(1, 0, 2, True, (0,), ((4, 5),)),),
         (9,),
+        (CopyBlock(4, 5), SwapOut(4, 1), SwapIn(1, 5), StoreBlock(KEY, 4, on_host=False), LoadBlock(KEY, 5)),
     ),
     GuideMasks(7, (1,), bytes(8)),
     StepResult(
         7,
         (SampledToken(1, 42, logprobs=LOGPROBS), SampledToken(2, -1, DrawFault.NONE_LEFT)),
         (PromptLogprobs(3, 1, (LOGPROBS,)),),
+        ("name",),
     ),
-    Capacity(100, 4096, (16,)),
+    Capacity(100, 4096, 16, (BlockGroup(64, 4),), 10, TransferRates(1.0, 2.0, 3.0), "fingerprint"),
 ]
 
 

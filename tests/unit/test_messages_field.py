@@ -1,4 +1,4 @@
-"""Chat messages as a request's prompt: every accepted form, every refusal by its place (cases 82 and 110)."""
+"""Chat messages as a request's prompt: every accepted form, every refusal by its place."""
 
 from __future__ import annotations
 

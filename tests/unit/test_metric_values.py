@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from itertools import count
 
 import pytest
 
 from nereid.batch import EngineStats
 from nereid.errors import ErrorCode
-from nereid.request import FinishReason, Request, RequestFailure, RequestOutput, RequestStats, SamplingParams
+from nereid.request import Branching, FinishReason, Request, RequestFailure, RequestOutput, RequestStats, SamplingParams
+from nereid.sequences import sequences_of
+from nereid.server.mailbox import Letter
 from nereid.server.metric_table import Kind, metric_table
 from nereid.server.metric_values import (
     LoadedEngine,
@@ -22,6 +26,7 @@ from nereid.server.metric_values import (
 )
 from nereid.server.outcomes import Outcomes
 from nereid.statistics import EngineStatistics, FinishedRequest, Tally
+from tests.unit.scheduler_steps import make_request, make_scheduler, run_step
 
 DEPLOYMENT = LoadedEngine(block_size=16, num_blocks=100, max_num_seqs=8, max_model_len=700, loaded_at=1e9)
 TABLE = {spec.name: spec for spec in metric_table(700)}
@@ -60,6 +65,17 @@ def test_each_gauge_gets_a_value() -> None:
     assert by_type == {"waiting": 5, "scheduled": 3, "active": 8, "max": 8}
 
 
+def test_what_is_counted_by_sequence_is_called_so() -> None:
+    scheduler = make_scheduler(max_num_seqs=2)
+    sequences = sequences_of(replace(make_request(1, 4), branching=Branching(5, 5)), count(-1, -1), ())
+    scheduler.add(sequences[0], sequences[1:])
+    run_step(scheduler)
+    stats = EngineStats(scheduler.num_running, scheduler.num_waiting, 0, 1, 0, 0.0)
+    samples = [sample for sample in gauges(stats, DEPLOYMENT) if sample.value in (2, 3, 5)]
+    assert {s.name for s in samples if "Sequences of requests" in TABLE[s.name].help} == {s.name for s in samples}
+    assert len(samples) == 5, "two run and three wait: two gauges, and three of one by type"
+
+
 def busy_statistics() -> EngineStatistics:
     statistics = EngineStatistics()
     statistics.advanced(RequestStats(0.0, num_prompt_tokens=6), 1, 1.0)
@@ -72,9 +88,9 @@ def busy_statistics() -> EngineStatistics:
 def test_each_counter_and_tally_grows_by_its_own_series() -> None:
     outcomes = Outcomes()
     for reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TIMEOUT):
-        outcomes.ended(RequestOutput(1, finish_reason=reason))
+        outcomes.sent(Letter((RequestOutput(1, finish_reason=reason, final=True),), final=True))
     for code in ErrorCode:
-        outcomes.ended(RequestOutput(1, failure=RequestFailure(code, "x")))
+        outcomes.sent(Letter(failure=RequestFailure(code, "x"), final=True))
     samples = list(growth(busy_statistics().take(), outcomes.take()))
     series = [(s.name, s.labels) for s in samples]
     assert len(series) == len(set(series))
@@ -114,6 +130,15 @@ def test_a_whole_request_is_observed_in_every_histogram() -> None:
     assert all(math.isfinite(value) for value in values.values())
 
 
+@pytest.mark.parametrize("branching", [Branching(2, 4), Branching(2, 2, 4)])
+def test_tokens_of_several_sequences_come_side_by_side(branching: Branching) -> None:
+    """Four sequences of 3 tokens each, in as many steps."""
+    stats = RequestStats(1.0, 2.0, 4.0, 8.0, num_prompt_tokens=6, num_output_tokens=12)
+    values = named(list(observations(FinishedRequest(stats, 9.0, 50, branching))))
+    assert values["vllm:request_params_n"] == 2 and values["vllm:request_generation_tokens"] == 12
+    assert values["vllm:time_per_output_token_seconds"] == 2.0
+
+
 @pytest.mark.parametrize(
     ("stats", "missing"),
     [
@@ -130,7 +155,7 @@ def test_times_that_a_request_did_not_come_to_are_left_out(stats: RequestStats, 
 
 def test_a_request_that_ends_by_its_client_is_no_answer() -> None:
     outcomes = Outcomes()
-    outcomes.ended(RequestOutput(1, failure=RequestFailure(ErrorCode.CANCELLED, "gone")))
+    outcomes.sent(Letter(failure=RequestFailure(ErrorCode.CANCELLED, "gone"), final=True))
     outcomes.merged()
     report = outcomes.take()
     assert report.finished == {} and report.failed == {ErrorCode.CANCELLED: 1} and report.num_merged == 1

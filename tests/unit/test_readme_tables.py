@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nereid.server.fields import FIELDS, Field, Group
+from nereid.server.field import Field, Group
+from nereid.server.fields import FIELDS
 from nereid.server.tensors import OUTPUTS, TensorSpec
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8")

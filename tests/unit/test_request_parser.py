@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
+from nereid.config import EngineConfig
 from nereid.errors import InvalidRequestError
 from nereid.guided.compiler import GuideCompiler
-from nereid.request import Guide, GuideKind, Request
-from nereid.server.fields import FIELDS, Field, Group
+from nereid.request import Branching, Guide, GuideKind, Request
+from nereid.server.field import Field, Group
+from nereid.server.fields import FIELDS
 from nereid.server.parameters import Limits
 from nereid.server.reply import ReplyOptions
 from nereid.server.request_parser import Deployment, RequestParser
@@ -118,6 +121,9 @@ SHOWN: dict[str, tuple[object, str, object]] = {
     "guided_grammar": ("start: /x/", "sampling.guide", Guide(GuideKind.GRAMMAR, "start: /x/")),
     "guided_choice": (["é", "no"], "sampling.guide", Guide(GuideKind.CHOICE, '["é", "no"]')),
     "response_format": ({"type": "json_object"}, "sampling.guide", Guide(GuideKind.JSON_OBJECT)),
+    "n": (3, "branching.n", 3),
+    "best_of": (3, "branching.best_of", 3),
+    "beam_width": (4, "branching", Branching(4, 4, 4)),
     "priority": (-7, "priority", -7),
     "cache_salt": ("tenant é", "cache_salt", "tenant é"),
     "cache": (False, "cache", False),
@@ -125,6 +131,7 @@ SHOWN: dict[str, tuple[object, str, object]] = {
     "timeout_ms": (2000, "deadline", 7.0),
     "end_id": (9, "sampling.stop_token_ids", (9,)),
 }
+OF_BEAMS = {"length_penalty", "early_stopping", "use_beam_search"}  # without effect by themselves
 NAMES = [(field, name) for field in FIELDS if field.name in SHOWN for name in (field.name, *field.aliases)]
 
 
@@ -136,9 +143,9 @@ def shown(request: Request, path: str) -> object:
 
 
 def test_every_field_that_shapes_a_request_is_in_the_table_above() -> None:
-    groups = (Group.SAMPLING, Group.GUIDE, Group.SCHEDULING)
-    pairs = {"guided_decoding_guide_type", "guided_decoding_guide"}
-    assert {field.name for field in FIELDS if field.group in groups} - pairs == set(SHOWN) - {"end_id"}
+    groups = (Group.SAMPLING, Group.GUIDE, Group.SEQUENCES, Group.SCHEDULING)
+    with_others = {"guided_decoding_guide_type", "guided_decoding_guide"} | OF_BEAMS
+    assert {field.name for field in FIELDS if field.group in groups} - with_others == set(SHOWN) - {"end_id"}
 
 
 @pytest.mark.parametrize(("field", "name"), NAMES, ids=lambda item: item if isinstance(item, str) else "")
@@ -175,7 +182,7 @@ def test_null_is_not_given_and_lets_the_next_source_speak(parser: RequestParser)
 
 
 def test_two_names_of_one_field_may_not_disagree(parser: RequestParser) -> None:
-    assert with_json(parser, n=1, best_of=1, seed=4, random_seed=4).sampling.seed == 4
+    assert with_json(parser, n=1, num_return_sequences=1, seed=4, random_seed=4).sampling.seed == 4
     with pytest.raises(InvalidRequestError, match="stop, stop_words: got 'a' and 'b'; allowed: one of the two"):
         with_json(parser, stop="a", stop_words="b")
 
@@ -183,7 +190,7 @@ def test_two_names_of_one_field_may_not_disagree(parser: RequestParser) -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        {"n": "1", "best_of": 1, "num_return_sequences": 1.0},
+        {"n": "2", "num_return_sequences": 2.0},
         {"max_tokens": 2, "request_output_len": "2"},
         {"min_tokens": 1.0, "min_length": "1"},
         {"stop": "a", "stop_words": ["a", ""]},
@@ -210,13 +217,11 @@ def test_of_two_names_a_wrong_value_is_refused_under_its_own(parser: RequestPars
     ("value", "expected"), [("8", 8), (" 8 ", 8), (8.0, 8), ("1e3", 1000), (10**18, 10**18), ("1e18", 10**18)]
 )
 def test_numbers_may_come_as_strings_and_be_huge(parser: RequestParser, value: object, expected: int) -> None:
-    """Case 79."""
     assert with_json(parser, max_tokens=value).sampling.max_tokens == expected
 
 
 @pytest.mark.parametrize("value", ["", [], [""], ["", ""]])
 def test_empty_texts_in_stop_and_bad_words_are_ignored(parser: RequestParser, value: object) -> None:
-    """Case 68."""
     sampling = with_json(parser, stop=value, bad_words=value).sampling
     assert sampling.stop == () and sampling.bad_words == ()
     assert with_json(parser, stop=["", "x"]).sampling.stop == ("x",)
@@ -258,13 +263,13 @@ WRONG: dict[str, list[object]] = {
     "response_format": [{}, {"type": "xml"}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {}}, 5],
     "guided_decoding_guide_type": ["yaml", "regex", 5],
     "guided_decoding_guide": ["a+"],
-    "n": [0, 2, "2"],
-    "best_of": [2],
-    "num_return_sequences": [2],
-    "beam_width": [2, 0],
-    "length_penalty": [0.5, "x"],
-    "early_stopping": [True],
-    "use_beam_search": [True],
+    "n": [0, 129, "x", 1.5, True],
+    "best_of": [0, 129, "many"],
+    "num_return_sequences": [-1, 129],
+    "beam_width": [0, 129, 2.5],
+    "length_penalty": [10.5, "x", "nan"],
+    "early_stopping": [2, "never"],
+    "use_beam_search": [1],
     "beam_search_diversity_rate": [0.5],
     "return_context_logits": [True],
     "return_generation_logits": [True],
@@ -307,7 +312,6 @@ def test_a_deployment_may_only_warn_of_unknown_names(texts: Texts, caplog: pytes
 def test_what_a_request_was_understood_to_ask_for_is_logged(
     parser: RequestParser, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Case 107."""
     with caplog.at_level(logging.DEBUG):
         with_json(parser, top_k=7)
         given = {"stream": True, "priority": -3, "cache": False, "speculation": False, "cache_salt": "a\nb"}
@@ -321,6 +325,87 @@ def test_what_a_request_was_understood_to_ask_for_is_logged(
     assert second.startswith("request 2 (the client's 'mine\\nxxx") and "\n" not in second and len(second) < 1500
     assert ("2 tokens of input_ids; stream=True, echo=False, priority=-3, cache_salt='a\\nb', cache=False, "
             "speculation=False, timeout_ms=250, switches=[finish_reason, output_ids]; ") in second  # fmt: skip
+
+
+# Several sequences
+
+
+@pytest.mark.parametrize(
+    ("given", "branching"),
+    [
+        ({}, Branching()),
+        ({"n": 3}, Branching(3, 3)),
+        ({"n": 1, "best_of": 4}, Branching(1, 4)),
+        ({"best_of": 4}, Branching(1, 4)),
+        ({"beam_width": 1, "length_penalty": 0.5, "early_stopping": True, "use_beam_search": False}, Branching()),
+        ({"beam_width": 4}, Branching(4, 4, 4)),
+        ({"beam_width": 4, "n": 2}, Branching(2, 2, 4)),
+        ({"beam_width": 4, "n": 1, "best_of": 1}, Branching(1, 1, 4)),
+        ({"beam_width": 4, "length_penalty": -1, "early_stopping": "true"}, Branching(4, 4, 4, -1.0, True)),
+        ({"use_beam_search": True, "beam_width": 3, "n": 1}, Branching(1, 1, 3)),
+        ({"use_beam_search": True, "best_of": 4, "n": 2, "temperature": 0}, Branching(2, 2, 4)),
+        ({"use_beam_search": True, "n": 2}, Branching(2, 2, 2)),
+        ({"use_beam_search": True, "n": 1, "best_of": 3}, Branching(1, 1, 3)),
+        (
+            {"beam_width": 2, "temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.1, "seed": 3,
+             "repetition_penalty": 1, "presence_penalty": 0, "bad_words": [""], "stop": "",
+             "stop_token_ids": [4], "logprobs": 2},
+            Branching(2, 2, 2),
+        ),
+    ],
+)  # fmt: skip
+def test_how_many_sequences_an_answer_has(
+    parser: RequestParser, given: dict[str, object], branching: Branching
+) -> None:
+    assert with_json(parser, **given).branching == branching
+    assert parse(parser, raw(text_input="w3", sampling_parameters=json.dumps(given)))[1].num_sequences == branching.n
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"n": 3, "best_of": 2}, "best_of: got 2; allowed: at least n (3)"),
+        ({"n": 65}, "n: got 65; allowed: 1 to 64 (at most 128 and max_num_seqs)"),
+        ({"best_of": 65}, "best_of: got 65; allowed: 1 to 64"),
+        ({"beam_width": 65, "n": 1}, "beam_width: got 65; allowed: 1 to 64"),
+        ({"beam_width": 2, "n": 3}, "n: got 3; allowed: at most beam_width (2)"),
+        ({"beam_width": 2, "best_of": 3}, "best_of: got 3; allowed: no value with a beam search, or its beam_width"),
+        ({"use_beam_search": True}, "use_beam_search: got True; allowed: with beam_width, best_of or n above 1"),
+        ({"use_beam_search": True, "beam_width": 1}, "use_beam_search: got True; allowed: with beam_width"),
+        ({"use_beam_search": False, "beam_width": 2}, "use_beam_search: got False; allowed: true, or absent"),
+        ({"beam_width": 2, "repetition_penalty": 1.1}, "repetition_penalty: got 1.1; allowed: 1.0 with a beam search"),
+        ({"beam_width": 2, "frequency_penalty": 0.5}, "frequency_penalty: got 0.5; allowed: 0.0 with"),
+        ({"beam_width": 2, "presence_penalty": -1}, "presence_penalty: got -1.0; allowed: 0.0 with"),
+        ({"beam_width": 2, "logit_bias": {"5": 1}}, "logit_bias: got ((5, 1.0),); allowed: no value with"),
+        ({"beam_width": 2, "allowed_token_ids": [5]}, "allowed_token_ids: got (5,); allowed: no value with"),
+        ({"beam_width": 2, "bad_words": ["w5"]}, "bad_words: got ('w5',); allowed: no value with"),
+        (
+            {"beam_width": 2, "embedding_bias_words": ["w5"], "embedding_bias_weights": [1]},
+            "embedding_bias_words: got ('w5',); allowed: no value with",
+        ),
+        ({"beam_width": 2, "stop_words": ["x"]}, "stop: got ('x',); allowed: no value with a beam search"),
+        ({"beam_width": 2, "guided_regex": "a"}, "guided_regex: got a guide; allowed: none with a beam search"),
+        ({"stream": True, "n": 2, "best_of": 3}, "stream: got True; allowed: false with best_of above n"),
+        ({"stream": True, "best_of": 2}, "stream: got True; allowed: false with best_of above n"),
+        ({"stream": True, "beam_width": 2}, "stream: got True; allowed: false with best_of above n, and with a beam"),
+    ],
+)
+def test_sequences_that_cannot_be_had_are_refused_by_name(texts: Texts, given: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"^{re.escape(message)}"):
+        with_json(make(texts, limits=replace(LIMITS, max_sequences=64)), **given)
+
+
+def test_several_sequences_may_stream(parser: RequestParser) -> None:
+    assert with_json(parser, stream=True, n=2, best_of=2).branching == Branching(2, 2)
+    limits = Limits.of(EngineConfig(model="x", max_num_seqs=8), vocab_size=100)
+    assert limits.max_sequences == 8 and Limits.of(EngineConfig(model="x", max_num_seqs=500), 100).max_sequences == 128
+
+
+@pytest.mark.parametrize(
+    ("given", "pad_id"), [({}, 0), ({"end_id": 9}, 9), ({"end_id": -1}, 0), ({"end_id": 9, "pad_id": -4}, -4)]
+)
+def test_what_fills_short_rows_of_ids(parser: RequestParser, given: dict[str, object], pad_id: int) -> None:
+    assert parse(parser, raw(given, text_input="w3"))[1].pad_id == pad_id
 
 
 # Prompt and echo

@@ -12,6 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from nereid.errors import ErrorCode
 from nereid.request import FinishReason, RequestFailure, RequestOutput, RequestStats
+from nereid.server.mailbox import Ending
 from nereid.server.tracing import Tracer, make_tracer, server_traces_to
 
 CONTEXT = '{"traceparent":"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}'
@@ -40,7 +41,8 @@ def spans_of(output: RequestOutput, context: str = CONTEXT) -> dict[str, Readabl
     exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     tracer = Tracer("m", "1", provider)
-    tracer.ended(context, 100.0, output)
+    reasons = () if output.finish_reason is None else (output.finish_reason,)
+    tracer.ended(context, Ending(100.0, output, reasons, 1))
     assert not exporter.get_finished_spans()  # the sender's thread makes none
     tracer.export()
     return {span.name: span for span in exporter.get_finished_spans()}

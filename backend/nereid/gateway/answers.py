@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from nereid.gateway.errors import GatewayError
 from nereid.gateway.pieces import Piece
+from nereid.gateway.schemas import ChatRequest, CompletionRequest
 from nereid.gateway.triton import Model
 
 # A deadline that is over ends a text before its time, as a limit of tokens does: clients know no third word for it.
@@ -43,7 +44,7 @@ class Usage:
     _generated: int = 0
 
     def add(self, number: int, piece: Piece) -> None:
-        """number: which of the request's answers the piece is of."""
+        """number: which of the request's prompts the piece answers."""
         if piece.num_input_tokens is not None:
             self._prompts[number] = piece.num_input_tokens
         if piece.num_cached_tokens is not None:
@@ -76,3 +77,9 @@ def check_offered(model: Model, tensor: str, field_name: str) -> None:
     if tensor not in model.inputs:
         message = f"{field_name}: the model {model.name!r} does not offer it (it has no input {tensor!r})"
         raise GatewayError(400, message, param=field_name, code="not_offered")
+
+
+def check_sequences(model: Model, body: ChatRequest | CompletionRequest) -> None:
+    """Raises GatewayError where a stream of several sequences is asked of a model that does not say which is which."""
+    if body.n > 1:
+        check_offered(model, "return_sequence_index", "n")

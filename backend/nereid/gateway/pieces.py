@@ -1,6 +1,6 @@
-"""Piece: one response of a model, as plain data. Owns the reading of the model's output tensors.
+"""Piece: what one response of a model says of one sequence, as plain data. Owns the reading of its output tensors.
 
-A streamed answer is many pieces, each with what is new; any other is one piece.
+A streamed answer is many pieces, each with what is new of its sequence; any other has one piece a sequence.
 """
 
 from __future__ import annotations
@@ -8,7 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
+from typing import Any, TypeVar
+
+Value = TypeVar("Value")
 
 _LOWEST = -9999.0
 # After the last two comes the error itself, which ends the answer.
@@ -27,8 +30,10 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """finish_reason: None where more follows.  Numbers that the model does not report are None."""
+    """sequence_index: from 0.  finish_reason: None where more of the sequence follows.  prompt_logprobs: of the prompt,
+    whichever sequence's piece has them.  Numbers that the model does not report are None."""
 
+    sequence_index: int
     text: str
     finish_reason: str | None
     num_output_tokens: int
@@ -38,30 +43,53 @@ class Piece:
     prompt_logprobs: tuple[TokenLogprob, ...]
 
 
-def read_piece(result: Any, prompt_ids: Sequence[int] | None = None) -> Piece:
-    """result: tritonclient's InferResult.  prompt_ids: the prompt's tokens where they are known."""
-    reason = _text(result, "finish_reason")
-    count = _number(result, "num_output_tokens")
-    output_ids = result.as_numpy("output_ids")
-    return Piece(
-        text=_text(result, "text_output"),
-        finish_reason=None if reason in _NOT_ENDED else reason,
-        num_output_tokens=count or 0,
-        num_input_tokens=_number(result, "num_input_tokens"),
-        num_cached_tokens=_number(result, "num_cached_tokens"),
-        logprobs=_logprobs(_text(result, "logprobs"), None if output_ids is None else output_ids.tolist()),
-        prompt_logprobs=_logprobs(_text(result, "prompt_logprobs"), prompt_ids),
-    )
+def read_pieces(result: Any, prompt_ids: Sequence[int] | None = None) -> list[Piece]:
+    """One for each sequence of a response, at least one. result: tritonclient's InferResult.  prompt_ids: the prompt's
+    tokens where they are known."""
+    texts = _texts(result, "text_output")
+    count = max(1, len(texts))
+    reasons, logprobs = _texts(result, "finish_reason"), _texts(result, "logprobs")
+    num_tokens, indices = _numbers(result, "num_output_tokens"), _numbers(result, "sequence_index")
+    ids = _by_sequence(_numbers(result, "output_ids"), num_tokens, count)
+    prompt_logprobs = _logprobs(_at(_texts(result, "prompt_logprobs"), 0) or "", prompt_ids)
+    num_input, num_cached = (_at(_numbers(result, f"num_{kind}_tokens"), 0) for kind in ("input", "cached"))
+    return [
+        Piece(
+            sequence_index=indices[number] if number < len(indices) else number,
+            text=_at(texts, number) or "",
+            finish_reason=None if (reason := _at(reasons, number) or "") in _NOT_ENDED else reason,
+            num_output_tokens=_at(num_tokens, number) or 0,
+            num_input_tokens=num_input,
+            num_cached_tokens=num_cached,
+            logprobs=_logprobs(_at(logprobs, number) or "", ids[number]),
+            prompt_logprobs=prompt_logprobs,
+        )
+        for number in range(count)
+    ]
 
 
-def _text(result: Any, name: str) -> str:
+def _texts(result: Any, name: str) -> list[str]:
     array = result.as_numpy(name)
-    return "" if array is None or array.size == 0 else str(array.reshape(-1)[0].decode("utf-8", "replace"))
+    return [] if array is None else [element.decode("utf-8", "replace") for element in array.reshape(-1)]
 
 
-def _number(result: Any, name: str) -> int | None:
+def _numbers(result: Any, name: str) -> list[int]:
     array = result.as_numpy(name)
-    return None if array is None or array.size == 0 else int(array.reshape(-1)[0])
+    return [] if array is None else [int(element) for element in array.reshape(-1)]
+
+
+def _at(values: Sequence[Value], number: int) -> Value | None:
+    return values[number] if number < len(values) else None
+
+
+def _by_sequence(ids: Sequence[int], num_tokens: Sequence[int], count: int) -> list[Sequence[int] | None]:
+    """The ids of each sequence, which come one after the other; of one, they are its own whatever was counted."""
+    if count == 1:
+        return [ids or None]
+    ends = list(accumulate(num_tokens))
+    if len(ends) != count or ends[-1] != len(ids):
+        return [None] * count
+    return [ids[end - length : end] for length, end in zip(num_tokens, ends, strict=True)]
 
 
 def _logprobs(text: str, ids: Sequence[int] | None) -> tuple[TokenLogprob, ...]:

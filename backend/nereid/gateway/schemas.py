@@ -10,19 +10,20 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from nereid.errors import shorten
 from nereid.gateway.errors import UNKNOWN_FIELD, GatewayError, of_validation, unknown_field
 
+_BEAMS = frozenset({"beam_width", "use_beam_search"})
 _PASSED_ON = frozenset({
     "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "include_stop_str_in_output",
     "ignore_eos", "min_tokens", "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias",
     "allowed_token_ids", "bad_words", "skip_special_tokens", "truncate_prompt_tokens", "response_format",
     "guided_decoding", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-    "priority", "cache_salt", "cache", "speculation", "timeout_ms",
-})  # fmt: skip
+    "priority", "cache_salt", "cache", "speculation", "timeout_ms", "length_penalty", "early_stopping",
+}) | _BEAMS  # fmt: skip
 _CHAT_PASSED_ON = frozenset({"chat_template_kwargs", "add_generation_prompt", "continue_final_message"})
 _IGNORED = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
@@ -33,7 +34,7 @@ GUIDES = frozenset({
 })  # fmt: skip
 """Fields that say what the text must be like."""
 
-MAX_PROMPTS = 128
+MAX_PROMPTS = MAX_CHOICES = 128
 _MOST_ID = (1 << 31) - 1  # of the tensor that takes ids; what is no token of the model the engine refuses
 _MAX_TOOLS = 128
 _FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
@@ -99,21 +100,20 @@ class _Request(BaseModel):
     model: Annotated[str, Field(min_length=1, max_length=256)]
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    n: int = 1
-    best_of: int = 1
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     max_tokens: int | None = None
-
-    @field_validator("n", "best_of")
-    @classmethod
-    def _one_choice(cls, value: int) -> int:
-        if value != 1:
-            raise ValueError("1 (several choices for one prompt are not offered)")
-        return value
 
     @property
     def passed_on(self) -> dict[str, Any]:
         """The fields that are the engine's, by name."""
         return dict(self.model_extra or {})
+
+    @property
+    def engine_fields(self) -> dict[str, Any]:
+        """What the engine is told under its own names: the fields that are handed on, and how many sequences."""
+        # A beam search would answer with all its beams otherwise.
+        says_n = self.n > 1 or bool(_BEAMS & self.passed_on.keys())
+        return {**self.passed_on, "n": self.n} if says_n else self.passed_on
 
 
 def _prompts(given: object) -> list[object]:
@@ -130,11 +130,17 @@ def _is_ids(given: object) -> bool:
 
 
 class CompletionRequest(_Request):
-    """POST /v1/completions. prompt: each text or list of token ids is one; it is answered by a choice of its own."""
+    """POST /v1/completions. prompt: each text or list of token ids is one; it is answered by n choices of its own."""
 
     prompt: Annotated[list[str | list[int]], BeforeValidator(_prompts)]
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0)] | None = None
+
+    @property
+    def engine_fields(self) -> dict[str, Any]:
+        fields = super().engine_fields
+        return fields if self.best_of is None else {**fields, "best_of": self.best_of}
 
 
 class ChatRequest(_Request):

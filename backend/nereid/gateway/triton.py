@@ -19,7 +19,7 @@ from tritonclient.grpc import aio
 from tritonclient.utils import InferenceServerException
 
 from nereid.gateway.errors import GatewayError, not_offered, of_call, of_triton, unavailable, unknown_model
-from nereid.gateway.pieces import Piece, read_piece
+from nereid.gateway.pieces import Piece, read_pieces
 
 _CHANNEL = [
     ("grpc.max_send_message_length", -1),
@@ -42,11 +42,12 @@ class Model:
 @dataclass(frozen=True, slots=True)
 class Question:
     """One request to a model. id: its name in the server's logs.  tensors: texts, truth values and lists of token ids
-    by input name."""
+    by input name.  num_sequences: that the answer has."""
 
     id: str
     tensors: Mapping[str, str | bool | list[int]]
     sampling: Mapping[str, object]
+    num_sequences: int = 1
 
 
 class Triton:
@@ -95,27 +96,30 @@ class Triton:
         return not_offered(name, reason) if reason else Model(name, inputs)
 
     async def ask(self, model: Model, question: Question) -> AsyncGenerator[Piece, None]:
-        """The pieces of the answer, at least one; the last has a finish_reason. Raises GatewayError.
+        """The pieces of the answer, of each sequence at least one, whose last has a finish_reason. Raises GatewayError.
 
         Close it (`aclose`) to cancel the request. Tensors that the model does not take are left out.
         """
         prompt_ids = question.tensors.get("input_ids")
         # Made here and not by the stream, which would wait for ever for a request that cannot be made.
         responses = self._client.stream_infer(_once(_request(model, question)))
-        finished, failure = False, None
+        unfinished, failure = set(range(question.num_sequences)), None
         try:
             async for result, error in responses:  # to the stream's end: an answered one must not be cancelled
                 if error is not None:
                     failure = failure or of_triton(error.message())
                     continue
-                piece = read_piece(result, prompt_ids if isinstance(prompt_ids, list) else None)
-                finished = finished or piece.finish_reason is not None
-                yield piece
+                for piece in read_pieces(result, prompt_ids if isinstance(prompt_ids, list) else None):
+                    if not 0 <= piece.sequence_index < question.num_sequences:
+                        raise GatewayError(500, "the model answers with more sequences than asked for", code="internal")
+                    if piece.finish_reason is not None:
+                        unfinished.discard(piece.sequence_index)
+                    yield piece
         except grpc.RpcError as error:
             raise of_call(error.code().name, error.details() or "") from error
         finally:
             responses.cancel()  # does nothing to a stream that has ended
-        if failure is not None or not finished:
+        if failure is not None or unfinished:
             raise failure or unavailable("the server ended the answer before it was whole")
 
 

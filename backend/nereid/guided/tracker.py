@@ -32,6 +32,11 @@ class GuideTracker:
         if guide is not None:
             self._matchers[request_id] = self._compiler.take(guide).matcher()
 
+    def fork(self, request_id: int, child_id: int) -> None:
+        """Follow another sequence of a request, which stands where the first does."""
+        if matcher := self._matchers.get(request_id):
+            self._matchers[child_id] = matcher.fork()
+
     def masks(self, request_ids: Iterable[int]) -> tuple[tuple[int, ...], bytes]:
         """Of these requests those that are guided, and what each may be given next: words as in batch.GuideMasks.
 

@@ -74,7 +74,7 @@ class Sampler:
             sampling,
             len(new.prompt_token_ids),
             (sampling.temperature, sampling.min_p, float(top_k), sampling.top_p),
-            sequence_key(sampling.seed, 0),
+            sequence_key(sampling.seed, new.sequence_index),
             None if rules.empty else rules,
             penalised or not rules.empty or sampling.guide is not None,
         )

@@ -74,9 +74,11 @@ REQUEST_TYPES = ("waiting", "scheduled", "active", "max")
 BLOCK_TYPES = ("used", "free", "max", "tokens_per", "fraction")
 
 _GAUGES = (
-    MetricSpec("vllm:num_requests_running", Kind.GAUGE, "Requests that take part in steps now."),
+    MetricSpec("vllm:num_requests_running", Kind.GAUGE, "Sequences of requests that take part in steps now."),
     MetricSpec(
-        "vllm:num_requests_waiting", Kind.GAUGE, "Requests that wait to be scheduled, preempted ones included."
+        "vllm:num_requests_waiting",
+        Kind.GAUGE,
+        "Sequences of requests that wait to be scheduled, preempted ones included.",
     ),
     MetricSpec(
         "vllm:kv_cache_usage_perc", Kind.GAUGE, "Share of the KV blocks in use; 1 is all of them."
@@ -90,7 +92,7 @@ _GAUGES = (
     MetricSpec(
         "nv_trt_llm_request_metrics",
         Kind.GAUGE,
-        "Requests now, by request_type; active is waiting and scheduled, max the most that are scheduled at once.",
+        "Sequences of requests now, by request_type; active is waiting and scheduled, max the most scheduled at once.",
         labels=one_by_one("request_type", REQUEST_TYPES),
     ),
     MetricSpec(

@@ -131,16 +131,17 @@ def observations(finished: FinishedRequest) -> Iterator[Sample]:
     yield Sample("vllm:e2e_request_latency_seconds", finished.end_time - stats.arrival_time)
     yield Sample("vllm:request_prompt_tokens", stats.num_prompt_tokens)
     yield Sample("vllm:request_generation_tokens", stats.num_output_tokens)
-    yield Sample("vllm:request_params_n", 1)
+    yield Sample("vllm:request_params_n", finished.branching.n)
     yield Sample("vllm:request_params_max_tokens", finished.max_tokens)
     if stats.first_scheduled_time is not None:
         yield Sample("vllm:request_queue_time_seconds", stats.first_scheduled_time - stats.arrival_time)
-    yield from _token_times(stats)
+    yield from _token_times(stats, max(finished.branching.best_of, finished.branching.beam_width))
     if stats.num_draft_tokens:
         yield Sample("nereid:request_draft_acceptance", stats.num_accepted_tokens / stats.num_draft_tokens)
 
 
-def _token_times(stats: RequestStats) -> Iterator[Sample]:
+def _token_times(stats: RequestStats, num_at_once: int) -> Iterator[Sample]:
+    """num_at_once: how many tokens a step may bring the request, one a sequence."""
     scheduled, first, last = stats.first_scheduled_time, stats.first_token_time, stats.last_token_time
     if scheduled is None or first is None or last is None:
         return
@@ -148,5 +149,6 @@ def _token_times(stats: RequestStats) -> Iterator[Sample]:
     yield Sample("vllm:request_prefill_time_seconds", first - scheduled)
     yield Sample("vllm:request_decode_time_seconds", last - first)
     yield Sample("vllm:request_inference_time_seconds", last - scheduled)
-    if stats.num_output_tokens > 1:
-        yield Sample("vllm:time_per_output_token_seconds", (last - first) / (stats.num_output_tokens - 1))
+    if stats.num_output_tokens > num_at_once:
+        num_steps = stats.num_output_tokens / num_at_once
+        yield Sample("vllm:time_per_output_token_seconds", (last - first) / (num_steps - 1))

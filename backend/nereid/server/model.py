@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nereid.errors import ConfigError, shorten
-from nereid.server.tensors import INPUTS, OUTPUTS, declared, output_ranks
+from nereid.server.tensors import INPUTS, OUTPUTS, declared
 
 if TYPE_CHECKING:
+    from nereid.server.arrays import OutputShape
     from nereid.server.housekeeper import Housekeeper
     from nereid.server.metrics import EngineMetrics
     from nereid.server.service import Service
@@ -55,6 +56,7 @@ class TritonPythonModel:
         # costs half a step more on a quiet machine; this is some microseconds.
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")
         from nereid.config import SETTINGS_FILE, EngineConfig
+        from nereid.server.arrays import output_shapes
         from nereid.server.housekeeper import Housekeeper, at_most_every
         from nereid.server.metrics import EngineMetrics
         from nereid.server.parent_arguments import parent_arguments
@@ -71,7 +73,7 @@ class TritonPythonModel:
         triton_config = json.loads(args["model_config"])
         config = EngineConfig.load(folder / SETTINGS_FILE)
         deployment = Deployment.of(triton_config, config)
-        self._ranks: dict[str, int] = output_ranks(triton_config)
+        self._shapes: dict[str, OutputShape] = output_shapes(triton_config)
         tracer = make_tracer(name, version, config.otlp_traces_endpoint, parent_arguments())
         self._tracer: Tracer | None = tracer
         try:
@@ -98,7 +100,7 @@ class TritonPythonModel:
 
         self._watch.saw_ready()
         for request in requests:
-            self._service.accept(partial(read_request, request), TritonReplyChannel(request, self._ranks))
+            self._service.accept(partial(read_request, request), TritonReplyChannel(request, self._shapes))
 
     def is_ready(self) -> bool:
         """Asked by newer servers; 2.51 does not ask."""

@@ -1,5 +1,5 @@
 """Outcomes: how requests ended, and how many responses were merged. Counts what passes the sender, where every request
-ends exactly once, whether it reached the engine or not.
+ends exactly once, whether it reached the engine or not. Each sequence that was told counts, as vLLM counts them.
 
 Fed by the sender's thread, emptied by any other (`take`).
 """
@@ -12,15 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nereid.errors import ErrorCode
-from nereid.request import FinishReason, RequestOutput
+from nereid.request import FinishReason
+from nereid.server.mailbox import Letter
 
 
 @dataclass(frozen=True, slots=True)
 class OutcomeReport:
     """What ended since the report before it.
 
-    finished: requests with an answer, by reason.  failed: by code.  num_merged: responses of streams that went into the
-    one before them, since that had not been sent yet.
+    finished: sequences that ended by themselves, by reason.  failed: requests, by code.  num_merged: responses of
+    streams that went into the one before them, since that had not been sent yet.
     """
 
     finished: Mapping[FinishReason, int]
@@ -42,13 +43,12 @@ class Outcomes:
         with self._lock:
             self._num_merged += 1
 
-    def ended(self, output: RequestOutput) -> None:
-        """The last output of a request is about to be sent."""
+    def sent(self, letter: Letter) -> None:
+        """A response is about to be sent; it may be a sequence's last, or the request's."""
         with self._lock:
-            if output.failure is not None:
-                self._failed[output.failure.code] += 1
-            elif output.finish_reason is not None:
-                self._finished[output.finish_reason] += 1
+            if letter.failure is not None:
+                self._failed[letter.failure.code] += 1
+            self._finished.update(output.finish_reason for output in letter.outputs if output.finish_reason is not None)
 
     def take(self) -> OutcomeReport:
         """What was counted since the last call; counts begin anew. Called by any thread."""

@@ -14,6 +14,7 @@ from typing import Any
 from nereid.config import EngineConfig
 from nereid.errors import InvalidRequestError
 from nereid.request import Guide, SamplingParams
+from nereid.server.branching import MAX_SEQUENCES
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +25,17 @@ class Limits:
     default_max_tokens: int
     default_timeout_ms: int
     max_logprobs: int = 20
+    max_sequences: int = MAX_SEQUENCES
 
     @classmethod
     def of(cls, config: EngineConfig, vocab_size: int) -> Limits:
-        return cls(vocab_size, config.default_max_tokens, config.default_timeout_ms, config.max_logprobs)
+        return cls(
+            vocab_size,
+            config.default_max_tokens,
+            config.default_timeout_ms,
+            config.max_logprobs,
+            min(MAX_SEQUENCES, config.max_num_seqs),
+        )
 
 
 # Fields that are taken as they are, under the names that SamplingParams has for them.

@@ -209,18 +209,11 @@ def truncation(name: str, value: object) -> int:
 # Fields of other engines of which only the neutral value is offered: `why` is what a refusal goes on with.
 
 
-def one_answer(name: str, value: object) -> int:
-    if as_number(value) != 1:
-        raise InvalidRequestError.of_field(name, value, "1 (more than one answer to a request is not offered yet)")
-    return 1
-
-
-def one_of(allowed: tuple[float, ...], why: str) -> Reader:
+def only(allowed: float, why: str) -> Reader:
     def read(name: str, value: object) -> float:
-        number = as_number(value)
-        if number is None or number not in allowed:
-            raise InvalidRequestError.of_field(name, value, f"{' or '.join(map(str, allowed))} ({why})")
-        return number
+        if as_number(value) != allowed:
+            raise InvalidRequestError.of_field(name, value, f"{allowed} ({why})")
+        return allowed
 
     return read
 

@@ -1,7 +1,8 @@
 """Replies: what a response says, as plain values by the names of the output tensors.
 
-A ReplyBuilder owns what has to be known of a request's earlier responses: the sum of its logprobs, and whether its
-prompt has been echoed. It is used by the sender thread alone.
+A response shows one sequence of a stream, or all n of an answer that does not stream: one element a sequence. A
+ReplyBuilder owns what has to be known of a request's earlier responses: the sums of its logprobs, which texts have
+begun, and whether its prompt's logprobs were told. It is used by the sender thread alone.
 """
 
 from __future__ import annotations
@@ -12,19 +13,31 @@ from dataclasses import dataclass
 
 from nereid.request import RequestOutput, RequestStats, TokenLogprobs
 
-# Values by tensor: each a sequence, or as many of them as the tensor has dimensions.
-Reply = Mapping[str, Sequence[object]]
-
 _LOWEST_LOGPROB = -9999.0  # JSON has no infinity
-_LOG_PROBS = "log_probs"
+# Outputs that have no switch of their own, and whose they go by.
+_SWITCHES = {"sequence_length": "output_ids", "cum_log_probs": "log_probs", "output_log_probs": "log_probs"}
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A row of any length for each sequence. fill: what makes rows as long as the longest, where they have to be."""
+
+    rows: tuple[Sequence[float], ...]
+    fill: float
+
+
+Outputs = Sequence[RequestOutput]
+# Values by tensor.
+Reply = Mapping[str, Sequence[object] | Rows]
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyOptions:
     """How a request wants its answer.
 
-    prefix: what the text begins with (the prompt, or nothing).  wanted: the outputs that were switched on, by what
+    prefix: what each text begins with (the prompt, or nothing).  wanted: the outputs that were switched on, by what
     follows `return_` in the switch.  logprobs, prompt_logprobs: whether the engine was asked for them.
+    num_sequences: in the answer.  pad_id: fills rows of token ids.
     """
 
     stream: bool = False
@@ -33,6 +46,14 @@ class ReplyOptions:
     wanted: frozenset[str] = frozenset()
     logprobs: bool = False
     prompt_logprobs: bool = False
+    num_sequences: int = 1
+    pad_id: int = 0
+
+    def tells(self, name: str) -> bool:
+        """Whether each response has the output `name`."""
+        if name == "sequence_index" and self.stream and self.num_sequences > 1:
+            return True  # it has to say which one it shows
+        return _SWITCHES.get(name, name) in self.wanted
 
 
 class ReplyBuilder:
@@ -43,55 +64,51 @@ class ReplyBuilder:
         self.options = options
         self._spell = spell
         self._block_size = block_size
-        self._prefix = options.prefix
-        self._cumulative = 0.0
+        self._prefixes = dict.fromkeys(range(options.num_sequences), options.prefix)
+        self._cumulative = dict.fromkeys(range(options.num_sequences), 0.0)
         self._prompt_told = False
+        self._told = [(name, make) for name, make in _MAKERS.items() if options.tells(name)]
 
-    def build(self, output: RequestOutput, *, num_merged: int = 0, reason: str | None = None) -> Reply:
-        """The response that shows `output`. num_merged: deltas of the request that went out with a later one, so far.
-        reason: said as the finish_reason in place of the output's own."""
-        self._cumulative += sum(entry.logprob for entry in output.logprobs)
-        reply: dict[str, Sequence[object]] = {"text_output": [self._prefix + output.text]}
-        self._prefix = ""
-        for name, values in self._values(output, reason).items():
-            if name in self.options.wanted:
-                reply[name] = values
-        if _LOG_PROBS in self.options.wanted:
-            reply["cum_log_probs"] = [self._cumulative]
-            reply["output_log_probs"] = [entry.logprob for entry in output.logprobs]
-        if "output_ids" in self.options.wanted:
-            reply["sequence_length"] = [len(output.token_ids)]
-        if "logprobs" in self.options.wanted:
-            told = [self._entry(entry) for entry in output.logprobs] if self.options.logprobs else None
-            reply["logprobs"] = [json.dumps(told)]
+    def build(self, outputs: Outputs, *, num_merged: int = 0, reason: str | None = None) -> Reply:
+        """The response that shows `outputs`, each of another sequence, in their order.
+
+        num_merged: deltas of the request that went out with a later one, so far.  reason: said as the finish_reason in
+        place of the outputs' own.
+        """
+        for output in outputs:
+            self._cumulative[output.sequence_index] += sum([entry.logprob for entry in output.logprobs])
+        texts = [self._prefixes.pop(output.sequence_index, "") + output.text for output in outputs]
+        reply: dict[str, Sequence[object] | Rows] = {"text_output": texts}
+        for name, make in self._told:
+            reply[name] = make(self, outputs)
+        if reason is not None and "finish_reason" in reply:
+            reply["finish_reason"] = [reason] * len(outputs)
         if "prompt_logprobs" in self.options.wanted:
-            reply |= self._prompt_logprobs(output)
-        if output.stats is not None:
-            reply |= self._at_the_end(output.stats, num_merged)
+            reply |= self._prompt_logprobs(outputs)
+        for stats in [output.stats for output in outputs if output.stats is not None]:
+            reply |= self._at_the_end(stats, num_merged)
         return reply
 
-    def _values(self, output: RequestOutput, reason: str | None) -> dict[str, Sequence[object]]:
-        """What each response may say, but for what is said once."""
-        ended = output.finish_reason.value if output.finish_reason else "None"  # "None" as in the vLLM backend
-        return {
-            "output_ids": output.token_ids,
-            "finish_reason": [reason or ended],
-            "stop_reason": [json.dumps(output.stop_reason, ensure_ascii=False)],
-            "cumulative_logprob": [self._cumulative],
-            "num_input_tokens": [self.options.num_input_tokens],
-            "num_output_tokens": [len(output.token_ids)],
-            "sequence_index": [0],
-        }
+    def sums(self, outputs: Outputs) -> list[float]:
+        """Of all logprobs so far; the engine's own sum where it gives one."""
+        ours = [self._cumulative[output.sequence_index] for output in outputs]
+        known = [output.cumulative_logprob for output in outputs]
+        return [our if sum_ is None else sum_ for our, sum_ in zip(ours, known, strict=True)]
 
-    def _prompt_logprobs(self, output: RequestOutput) -> dict[str, Sequence[object]]:
+    def logprobs(self, output: RequestOutput) -> str:
+        """As JSON."""
+        told = [self._entry(entry) for entry in output.logprobs] if self.options.logprobs else None
+        return json.dumps(told)
+
+    def _prompt_logprobs(self, outputs: Outputs) -> dict[str, Sequence[object]]:
         """Once: as soon as they are known, which for a prompt of one token is at once."""
         if not self.options.prompt_logprobs:
             return {"prompt_logprobs": ["null"]}
-        if self._prompt_told or not (output.prompt_logprobs or self.options.num_input_tokens == 1):
+        known = [entry for output in outputs for entry in output.prompt_logprobs]
+        if self._prompt_told or not (known or self.options.num_input_tokens == 1):
             return {}
         self._prompt_told = True
-        entries = [None, *(self._entry(entry) for entry in output.prompt_logprobs)]
-        return {"prompt_logprobs": [json.dumps(entries)]}
+        return {"prompt_logprobs": [json.dumps([None, *(self._entry(entry) for entry in known)])]}
 
     def _entry(self, position: TokenLogprobs) -> dict[str, object]:
         """The token that stands there first, then the best ones in their order."""
@@ -132,3 +149,31 @@ class ReplyBuilder:
         }
         known = {name: [round(time * 1e9)] for name, time in times.items() if time is not None}
         return {**reply, **known, **{name: [count] for name, count in counts.items()}}
+
+
+def _reason(output: RequestOutput) -> str:
+    return output.finish_reason.value if output.finish_reason else "None"  # "None" as in the vLLM backend
+
+
+def _lengths(builder: ReplyBuilder, outputs: Outputs) -> list[int]:
+    return [len(output.token_ids) for output in outputs]
+
+
+def _token_logprobs(builder: ReplyBuilder, outputs: Outputs) -> Rows:
+    return Rows(tuple([[entry.logprob for entry in output.logprobs] for output in outputs]), 0.0)
+
+
+# What each response may say, but for what is said once, and how it is made.
+_MAKERS: Mapping[str, Callable[[ReplyBuilder, Outputs], Sequence[object] | Rows]] = {
+    "finish_reason": lambda builder, outputs: [_reason(output) for output in outputs],
+    "stop_reason": lambda builder, outputs: [json.dumps(output.stop_reason, ensure_ascii=False) for output in outputs],
+    "cumulative_logprob": ReplyBuilder.sums,
+    "logprobs": lambda builder, outputs: [builder.logprobs(output) for output in outputs],
+    "num_input_tokens": lambda builder, outputs: [builder.options.num_input_tokens],
+    "num_output_tokens": _lengths,
+    "sequence_index": lambda builder, outputs: [output.sequence_index for output in outputs],
+    "output_ids": lambda builder, outputs: Rows(tuple([o.token_ids for o in outputs]), builder.options.pad_id),
+    "sequence_length": _lengths,
+    "cum_log_probs": ReplyBuilder.sums,
+    "output_log_probs": _token_logprobs,
+}

@@ -15,7 +15,8 @@ from typing import Any
 
 from nereid.config import EngineConfig
 from nereid.errors import InvalidRequestError, shorten
-from nereid.request import Guide, Request, SamplingParams
+from nereid.request import Branching, Guide, Request, SamplingParams
+from nereid.server.branching import branching_of
 from nereid.server.guides import NamedGuide, read_guide
 from nereid.server.parameters import Limits, sampling_of
 from nereid.server.prompt import Prompt, PromptReader
@@ -56,12 +57,13 @@ class CheckedRequest:
     """A request whose every field is right, but for what its encoding brings to light.
 
     fields: what the client said, by field.  guide: that of `sampling`, with its name.  deadline: monotonic seconds.
-    echo: the text begins with the prompt.  client_id: as RawRequest has it.
+    echo: each text begins with the prompt.  client_id: as RawRequest has it.
     """
 
     fields: Mapping[str, Any]
     prompt: Prompt
     sampling: SamplingParams
+    branching: Branching
     guide: NamedGuide | None
     arrival_time: float
     deadline: float
@@ -112,6 +114,9 @@ class RequestParser:
             fields,
             prompt,
             sampling_of(fields, self._limits, guide.guide if guide else None),
+            branching_of(
+                fields, max_sequences=self._limits.max_sequences, guide=guide.name if guide else None, stream=stream
+            ),
             guide,
             arrival_time=raw.arrival_time,
             deadline=raw.arrival_time + timeout_ms / 1e3,
@@ -151,6 +156,7 @@ class RequestParser:
             cache_salt=fields.get("cache_salt", ""),
             cache=fields.get("cache", True),
             speculation=fields.get("speculation", True),
+            branching=checked.branching,
         )
         options = ReplyOptions(
             checked.stream,
@@ -159,6 +165,8 @@ class RequestParser:
             frozenset(name.removeprefix(_SWITCH) for name in fields if name.startswith(_SWITCH) and fields[name]),
             logprobs="logprobs" in fields,
             prompt_logprobs=sampling.prompt_logprobs is not None,
+            num_sequences=checked.branching.n,
+            pad_id=fields.get("pad_id", max(0, fields.get("end_id", 0))),
         )
         if _LOG.isEnabledFor(logging.DEBUG):
             _LOG.debug("%s", _understood(request, checked, options))
@@ -192,5 +200,6 @@ def _understood(request: Request, checked: CheckedRequest, options: ReplyOptions
         f"request {request.request_id}{whose}: {options.num_input_tokens} tokens of {checked.prompt.field}; "
         f"stream={checked.stream}, echo={checked.echo}, priority={request.priority}, "
         f"cache_salt={request.cache_salt!r}, cache={request.cache}, speculation={request.speculation}, "
-        f"timeout_ms={timeout_ms}, switches=[{', '.join(sorted(options.wanted))}]; {request.sampling}"
+        f"timeout_ms={timeout_ms}, switches=[{', '.join(sorted(options.wanted))}]; {request.sampling}, "
+        f"{request.branching}"
     )

@@ -14,11 +14,12 @@ from nereid.config import EngineConfig
 from nereid.errors import EngineStoppedError, QueueTimeoutError, RequestCancelledError
 from nereid.request import RequestFailure
 from nereid.server.encoder_pool import EncoderPool
+from nereid.server.mailbox import ReplyChannel
 from nereid.server.metric_values import LoadedEngine
 from nereid.server.outcomes import Outcomes
 from nereid.server.parameters import Limits
 from nereid.server.request_parser import CheckedRequest, Deployment, RequestParser
-from nereid.server.response_stream import ReplyChannel, ResponseStream
+from nereid.server.response_stream import ResponseStream
 from nereid.server.sources import RawRequest
 from nereid.server.texts import Texts
 from nereid.server.tracing import Tracer

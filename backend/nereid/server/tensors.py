@@ -6,7 +6,6 @@ tensors. `max_batch_size` says nothing of batching: a request is one prompt, und
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nereid.server.fields import FIELDS
@@ -52,10 +51,14 @@ def _count(name: str, meaning: str, *, only_batched: bool = False) -> TensorSpec
 
 
 OUTPUTS = (
-    TensorSpec("text_output", _STRING, _MANY, "the text; in a stream, a delta"),
-    TensorSpec("output_ids", _INT32, _MANY, "the generated token ids; in a stream, a delta"),
+    TensorSpec("text_output", _STRING, _MANY, "the texts, one a sequence; in a stream, a delta of one"),
     TensorSpec(
-        "finish_reason", _STRING, _MANY, "`stop`, `length` or `timeout`; `None` before the last response of a stream"
+        "output_ids", _INT32, _MANY,
+        "the generated token ids; in a stream, a delta; of several sequences, one after the other",
+    ),
+    TensorSpec(
+        "finish_reason", _STRING, _MANY,
+        "`stop`, `length` or `timeout`; `None` in a stream before a sequence's last response",
     ),
     TensorSpec(
         "stop_reason", _STRING, _MANY, "JSON: the text of `stop` or the id of `stop_token_ids` that ended it, or null"
@@ -72,7 +75,10 @@ OUTPUTS = (
         "num_output_tokens", _UINT32, _MANY, "tokens generated, the one that stopped included; in a stream, a delta"
     ),
     _count("num_cached_tokens", "tokens of the prompt that were found in the cache; with the last response"),
-    _count("sequence_index", "0"),
+    TensorSpec(
+        "sequence_index", _INT32, _MANY,
+        "which of the `n` sequences it is, from 0; in a stream of several, with each response unasked",
+    ),
     *(
         TensorSpec(name, _INT64, _ONE, "nanoseconds on the server's monotonic clock")
         for name in ("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns")
@@ -86,21 +92,13 @@ OUTPUTS = (
     _count("kv_cache_alloc_new_blocks", "KV blocks allocated"),
     _count("kv_cache_alloc_total_blocks", "both together", only_batched=True),
     TensorSpec("cum_log_probs", _FP32, _MANY, "as `cumulative_logprob`, by `return_log_probs`", True),
-    TensorSpec("output_log_probs", _FP32, (-1, -1), "the logprob of each token, by `return_log_probs`", True),
-    TensorSpec("sequence_length", _INT32, _MANY, "the number of `output_ids`", True),
+    TensorSpec(
+        "output_log_probs", _FP32, (-1, -1), "the logprob of each token, by `return_log_probs`; a row a sequence", True
+    ),
+    TensorSpec("sequence_length", _INT32, _MANY, "the number of `output_ids` of each sequence", True),
 )  # fmt: skip
-# TensorRT-LLM's clients take the first element of the text as it is, though their models have a leading dimension.
-_WITHOUT_LEADING = "text_output"
 
 
 def declared(specs: tuple[TensorSpec, ...], *, batched: bool) -> tuple[TensorSpec, ...]:
     """The tensors that a deployment has if its config.pbtxt does not say else."""
     return tuple(spec for spec in specs if batched or not spec.only_batched)
-
-
-def output_ranks(model_config: Mapping[str, object]) -> dict[str, int]:
-    """How many dimensions each output has, the leading one included, in Triton's configuration of a model."""
-    leading = 1 if model_config.get("max_batch_size") else 0
-    outputs = model_config["output"]
-    assert isinstance(outputs, list)
-    return {o["name"]: len(o["dims"]) + (leading if o["name"] != _WITHOUT_LEADING else 0) for o in outputs}

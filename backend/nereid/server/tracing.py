@@ -21,7 +21,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nereid.request import FinishReason, RequestFailure, RequestOutput, RequestStats
+from nereid.request import RequestFailure, RequestStats
+from nereid.server.mailbox import Ending
 from nereid.server.parent_arguments import options_in
 
 if TYPE_CHECKING:
@@ -37,15 +38,20 @@ Attributes = dict[str, str | int | Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class EndedRequest:
-    """What becomes a span. trace_context: the server's, a JSON object of W3C headers.  opened, ended: monotonic
-    seconds. stats: where the request reached the scheduler."""
+    """What becomes a span. trace_context: the server's, a JSON object of W3C headers.  ended: monotonic seconds."""
 
     trace_context: str
-    opened: float
+    ending: Ending
     ended: float
-    finish_reason: FinishReason | None
-    failure: RequestFailure | None
-    stats: RequestStats | None
+
+    @property
+    def stats(self) -> RequestStats | None:
+        """Where the request reached the scheduler."""
+        return self.ending.last.stats
+
+    @property
+    def failure(self) -> RequestFailure | None:
+        return self.ending.last.failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +116,9 @@ class Tracer:
         self._ended: deque[EndedRequest] = deque(maxlen=_MOST_ENDED)
         self._epoch_ns = time.time_ns() - time.monotonic_ns()
 
-    def ended(self, trace_context: str, opened: float, output: RequestOutput) -> None:
+    def ended(self, trace_context: str, ending: Ending) -> None:
         """Take a request's end. Called by the sender."""
-        now = time.monotonic()
-        self._ended.append(EndedRequest(trace_context, opened, now, output.finish_reason, output.failure, output.stats))
+        self._ended.append(EndedRequest(trace_context, ending, time.monotonic()))
 
     def export(self) -> None:
         """Make spans of all that has ended; they leave by the SDK's own thread. Called by one thread at a time."""
@@ -134,7 +139,7 @@ class Tracer:
 
         parent = TraceContextTextMapPropagator().extract(carrier_of(request.trace_context))
         stats = request.stats
-        start = request.opened if stats is None else stats.arrival_time
+        start = request.ending.opened if stats is None else stats.arrival_time
         attributes = self._model | attributes_of(request)
         span = self._tracer.start_span(
             "nereid.request", parent, SpanKind.SERVER, attributes=attributes, start_time=self._epoch(start)
@@ -176,8 +181,10 @@ def phases_of(request: EndedRequest) -> Iterator[Phase]:
 def attributes_of(request: EndedRequest) -> Attributes:
     """What a span says of its request, beside the model."""
     attributes: Attributes = {}
-    if request.finish_reason is not None:
-        attributes["gen_ai.response.finish_reasons"] = [request.finish_reason.value]
+    if request.ending.reasons:
+        attributes["gen_ai.response.finish_reasons"] = [reason.value for reason in request.ending.reasons]
+    if request.ending.num_sequences > 1:
+        attributes["gen_ai.request.choice.count"] = request.ending.num_sequences
     if request.failure is not None:
         attributes["error.type"] = request.failure.code.name
     if (stats := request.stats) is not None:

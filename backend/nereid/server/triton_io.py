@@ -17,14 +17,11 @@ import triton_python_backend_utils as pb_utils
 
 from nereid.errors import ErrorCode, InvalidRequestError, NereidError, shorten
 from nereid.request import RequestFailure
+from nereid.server.arrays import OutputShape, array_of
 from nereid.server.reply import Reply
 from nereid.server.sources import RawRequest
-from nereid.server.tensors import OUTPUTS
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-_DTYPES = {"TYPE_STRING": np.object_, "TYPE_UINT32": np.uint32, "TYPE_INT32": np.int32, "TYPE_INT64": np.int64,
-           "TYPE_FP32": np.float32}  # fmt: skip
-_OUTPUT_DTYPES = {spec.name: _DTYPES[spec.data_type] for spec in OUTPUTS}
 
 
 def read_request(request: Any) -> RawRequest:
@@ -54,16 +51,19 @@ def to_failure(error: BaseException) -> RequestFailure:
 class TritonReplyChannel:
     """The responses of one request."""
 
-    def __init__(self, request: Any, ranks: Mapping[str, int]) -> None:
-        """ranks: how many dimensions each output of the deployment has."""
-        self._ranks = ranks
+    def __init__(self, request: Any, shapes: Mapping[str, OutputShape]) -> None:
+        """shapes: of each output of the deployment."""
+        self._shapes = shapes
         self._request_id: str = request.request_id()
         self._sender: Any = request.get_response_sender()
         # Where the server traces this request with OpenTelemetry: the W3C headers of its span, as a JSON object.
         self.trace_context: str | None = request.trace().get_context()
 
     def send(self, reply: Reply, *, final: bool) -> None:
-        self._send(pb_utils.InferenceResponse(output_tensors=_tensors(reply, self._ranks)), final=final)
+        # What the deployment has no output for is left out.
+        known = {name: self._shapes[name] for name in reply if name in self._shapes}
+        tensors = [pb_utils.Tensor(name, array_of(name, reply[name], shape)) for name, shape in known.items()]
+        self._send(pb_utils.InferenceResponse(output_tensors=tensors), final=final)
 
     def fail(self, failure: RequestFailure) -> None:
         # A gRPC stream's errors carry neither code nor request id: the message has to.
@@ -80,15 +80,3 @@ class TritonReplyChannel:
         if final:
             self._sender = None
         sender.send(response, flags=_FINAL if final else 0)
-
-
-def _tensors(reply: Reply, ranks: Mapping[str, int]) -> list[Any]:
-    """The values as tensors, under as many leading dimensions of 1 as the deployment wants; what it has no output for
-    is left out."""
-    tensors = []
-    for name, values in reply.items():
-        if name in ranks:
-            encoded = [value.encode("utf-8") if isinstance(value, str) else value for value in values]
-            array = np.array(encoded, dtype=_OUTPUT_DTYPES[name])
-            tensors.append(pb_utils.Tensor(name, array.reshape((*(1,) * (ranks[name] - 1), len(encoded)))))
-    return tensors
