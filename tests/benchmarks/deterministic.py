@@ -30,7 +30,10 @@ _STEPS = 40
 
 def step_ms(directory: Path, dtype: str, streams: int, *, deterministic: bool) -> float:
     """The median of the decode steps of `streams` requests that run together."""
-    settings = {"dtype": dtype, "num_blocks": 1000, "max_num_batched_tokens": 2048, "deterministic": deterministic}
+    settings = {
+        "dtype": dtype, "num_blocks": 1000, "max_num_batched_tokens": 2048, "deterministic": deterministic,
+        "attention_backend": "cpu",
+    }  # fmt: skip
     engine = SteppedEngine(directory, settings)
     sampling = SamplingParams(temperature=0.0, max_tokens=_STEPS, ignore_eos=True)
     for index in range(streams):

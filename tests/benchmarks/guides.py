@@ -106,7 +106,7 @@ class Streams:
             if output.token_ids:
                 first.setdefault(output.request_id, now)
                 last[output.request_id] = now
-            ended += output.finished
+            ended += output.final
         return 1e3 * statistics.mean((last[i] - first[i]) / (_TOKENS - 1) for i in ids)
 
 

@@ -1,10 +1,12 @@
-"""The tiny random Llama of this folder's tests."""
+"""The tiny random Llama of this folder's tests, and how many threads compute it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 
 from tests.engine.tiny import make_tiny_llama
@@ -25,3 +27,12 @@ def directory(tiny_llama: tuple[Path, transformers.LlamaForCausalLM]) -> Path:
 @pytest.fixture(scope="package")
 def model(tiny_llama: tuple[Path, transformers.LlamaForCausalLM]) -> transformers.LlamaForCausalLM:
     return tiny_llama[1]
+
+
+@pytest.fixture(autouse=True)
+def one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tiny models are computed by one: threads that wait for each other on busy cores take many times as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if "smollm2_directory" in request.fixturenames else 1)
+    yield
+    torch.set_num_threads(before)

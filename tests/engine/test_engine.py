@@ -43,7 +43,7 @@ class Outputs:
         assert output.request_id not in self.ends, "an output after the end"
         self.texts[output.request_id] = self.texts.get(output.request_id, "") + output.text
         self.counts[output.request_id] = self.counts.get(output.request_id, 0) + len(output.token_ids)
-        if output.finished:
+        if output.final:
             self.ends[output.request_id] = output
         return output
 
@@ -230,7 +230,7 @@ class BrokenExecutor:
         self._failed = False
 
     def start(self) -> Capacity:
-        return Capacity(50, 1, (16,))
+        return Capacity(50, 1, 16)
 
     def submit(self, plan: SchedulerOutput) -> Future[StepResult]:
         future: Future[StepResult] = Future()

@@ -161,7 +161,7 @@ def test_two_thousand_generations(smollm2_directory: Path, smollm2_tokenizer: To
     def collect(outputs: tuple[RequestOutput, ...]) -> None:
         for output in outputs:
             ends[output.request_id] = ends.get(output.request_id, RequestOutput(output.request_id)).merge(output)
-        if sum(output.finished for output in ends.values()) == len(names):
+        if sum(output.final for output in ends.values()) == len(names):
             done.set()
 
     names = [name for name in SCHEMAS for _ in range(100)]

@@ -14,9 +14,10 @@ import pytest
 import torch
 import transformers
 
+from nereid.errors import InvalidRequestError
 from nereid.request import Request, SamplingParams
 from tests.conftest import TOLERANCES
-from tests.engine.tiny import VOCAB, IdentityRule, SteppedEngine, reference_logits
+from tests.engine.tiny import NAN_BYTE, VOCAB, IdentityRule, SteppedEngine, reference_logits
 
 BLOCK = 8
 
@@ -36,12 +37,15 @@ def make_requests(lengths: list[int], max_tokens: int, temperature: float = 0.0,
     ]
 
 
-def check(model: transformers.LlamaForCausalLM, requests: list[Request], tokens: dict[int, list[int]]) -> None:
+def check(
+    model: transformers.PreTrainedModel, requests: list[Request], tokens: dict[int, list[int]], num_sink_tokens: int = 0
+) -> None:
+    """Against transformers.  num_sink_tokens: as in `reference_logits`."""
     rule = IdentityRule()
     for request in requests:
         drawn = tokens[request.request_id]
         assert len(drawn) == request.sampling.max_tokens
-        logits = reference_logits(model, request.prompt_token_ids, drawn)
+        logits = reference_logits(model, request.prompt_token_ids, drawn, num_sink_tokens)
         rule.check(logits, drawn, len(request.prompt_token_ids), request.sampling)
     rule.conclude()
 
@@ -54,6 +58,20 @@ def test_paged_equals_dense_at_every_length_around_block_edges(
     check(model, requests, engine.run(requests))
 
 
+@pytest.mark.parametrize("limit", [512, 256])
+def test_up_to_the_last_position_of_the_model_or_the_pool(
+    model: transformers.LlamaForCausalLM, directory: Path, limit: int
+) -> None:
+    """The model's length is 512. What is as long as that allows runs in a pool that holds no token more."""
+    longest, long, short, too_long = make_requests([limit - 1, limit - 2, 5, limit], max_tokens=2)
+    engine = SteppedEngine(directory, {"block_size": BLOCK, "num_blocks": 1 + limit // BLOCK})
+    with pytest.raises(InvalidRequestError, match=f"allowed: at most {limit - 1} tokens"):
+        engine.add(too_long)
+    tokens = engine.run([longest, long, short])
+    cut = replace(longest, sampling=replace(longest.sampling, max_tokens=1))
+    check(model, [cut, long, short], tokens)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize(
     "settings",
@@ -62,10 +80,14 @@ def test_paged_equals_dense_at_every_length_around_block_edges(
         {"max_num_seqs": 16},  # batched
         {"max_num_batched_tokens": 7},  # chunked
         {"max_num_batched_tokens": 1},  # a token at a time
-        {"num_blocks": 14},  # preempted
-        {"num_blocks": 14, "max_num_batched_tokens": 13},  # preempted in the middle of chunks
+        {"num_blocks": 14, "host_cache_bytes": 0},  # preempted and recomputed
+        {"num_blocks": 14, "host_cache_bytes": 0, "max_num_batched_tokens": 13},  # in the middle of chunks
+        {"num_blocks": 14},  # preempted and swapped
+        {"num_blocks": 14, "max_num_batched_tokens": 13},
         {"block_size": 1, "num_blocks": 600},
         {"block_size": 256, "num_blocks": 20},
+        {"attention_backend": "cpu"},  # PyTorch in the place of the native library
+        {"num_blocks": 14, "max_num_batched_tokens": 13, "attention_backend": "cpu"},
     ],
     ids=str,
 )
@@ -120,7 +142,7 @@ def test_nan_logits_end_that_request_alone(model: transformers.LlamaForCausalLM,
         engine.scheduler.add(request)
     engine.step()
     victim_block = engine.kv_cache.tables[1][0][0]
-    engine.runner.kv_cache.pool[victim_block].fill_(float("nan"))
+    engine.runner.kv_cache.pages[victim_block] = NAN_BYTE
     plan = engine.scheduler.schedule()
     advances = engine.scheduler.update(plan, engine.compute(plan))
     assert [advance.fault is None for advance in advances] == [True, False, True]

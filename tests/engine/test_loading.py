@@ -13,14 +13,14 @@ import transformers
 
 from nereid.errors import ModelLoadError
 from nereid.model_config import ModelConfig
-from nereid.models.layers import Kernels
-from nereid.models.registry import load_model
+from nereid.models.eager import StackedWeights
+from nereid.models.registry import load_family
 from nereid.request import Request, SamplingParams
 from tests.engine.tiny import SteppedEngine
 
 
 def load(directory: Path) -> None:
-    load_model(directory, ModelConfig.load(directory), torch.float32, Kernels())
+    load_family(directory, ModelConfig.load(directory), torch.float32, StackedWeights())
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from nereid.batch import LoadBlock, SwapIn
 from nereid.request import Request, SamplingParams
 from nereid.tokenization.tokenizer import Tokenizer
 from tests.conftest import spec_bench_prompts
@@ -68,3 +69,33 @@ def test_logprobs_equal_transformers(smollm2_directory: Path, reference: Any) ->
 @pytest.mark.timeout(1800)
 def test_tokens_equal_transformers_on_fifty_prompts(smollm2_directory: Path, reference: Any) -> None:
     compare(smollm2_directory, reference, num_prompts=50, num_tokens=64)
+
+
+@pytest.mark.slow
+def test_tokens_do_not_depend_on_what_the_kv_cache_held(
+    smollm2_directory: Path, smollm2_tokenizer: Tokenizer, reference: Any, tmp_path: Path
+) -> None:
+    """Cached, chunked, recomputed, swapped and from the host, from disk, and from disk in another process."""
+    prompts = [smollm2_tokenizer.encode(prompt)[:120] for prompt in spec_bench_prompts(10)]
+    sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    expected = [generate(reference, prompt, sampling.max_tokens) for prompt in prompts]
+
+    def run(rounds: int = 1, **settings: object) -> SteppedEngine:
+        engine = SteppedEngine(smollm2_directory, {"max_num_seqs": 8, "num_blocks": 1000, **settings})
+        for first in range(0, 100 * rounds, 100):
+            tokens = engine.run([Request(first + i, prompt, sampling, 0.0) for i, prompt in enumerate(prompts)])
+            rule = IdentityRule()
+            for i, logits in enumerate(expected):
+                rule.check(logits, tokens[first + i], len(prompts[i]), sampling)
+            rule.conclude()
+        return engine
+
+    run(2)
+    run(max_num_batched_tokens=37)
+    assert run(num_blocks=22, host_cache_bytes=0).scheduler.num_preemptions
+    assert run(3, num_blocks=22).ops[SwapIn]
+    on_disk: dict[str, Any] = {"disk_cache_dir": str(tmp_path), "host_cache_bytes": 0}
+    engine = run(2, num_blocks=22, **on_disk)
+    engine.runner.close()
+    assert engine.ops[LoadBlock]
+    assert run(**on_disk).ops[LoadBlock]

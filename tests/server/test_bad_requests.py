@@ -55,7 +55,19 @@ PARAMETERS = [
     Bad("ignore_eos", {"ignore_eos": "maybe"}),
     Bad("ignore_eos", {"ignore_eos": 1.0}),
     Bad("timeout_ms", {"timeout_ms": 0}),
-    Bad("n", {"n": 2}),
+    Bad("n", {"n": 0}),
+    Bad("n", {"n": 65}),
+    Bad("n", {"n": "two"}),
+    Bad("best_of", {"n": 3, "best_of": 2}),
+    Bad("num_return_sequences", {"num_return_sequences": 1000}),
+    Bad("n", {"n": 3, "beam_width": 2}),
+    Bad("beam_width", {"beam_width": 1.5}),
+    Bad("best_of", {"best_of": 3, "beam_width": 2}),
+    Bad("length_penalty", {"length_penalty": "long"}),
+    Bad("early_stopping", {"early_stopping": "never"}),
+    Bad("use_beam_search", {"use_beam_search": True}),
+    Bad("presence_penalty", {"beam_width": 2, "presence_penalty": 1}),
+    Bad("guided_regex", {"beam_width": 2, "guided_regex": "a+"}),
     Bad("logit_bias", {"logit_bias": "5"}),
     Bad("lora_name", {"lora_name": "mine"}),
     Bad("guided_json", {"guided_json": "{"}),
@@ -134,7 +146,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("bad", TABLE, ids=str)
     def test_by_generate(self, server: TritonServer, bad: Bad) -> None:
-        """Case 79: max_tokens 0 and -1. Case 71: an empty prompt."""
+        """max_tokens of 0 and -1, and an empty prompt."""
         inputs = dict(bad.inputs or {})
         if isinstance(bad.sampling, str):
             inputs["sampling_parameters"] = bad.sampling
@@ -204,7 +216,7 @@ def _can_be_a_grpc_parameter(bad: Bad) -> bool:
 
 
 def test_one_bad_request_of_a_batch_of_eight_is_refused_alone(server: TritonServer) -> None:
-    """Case 20: the other seven say what they say alone."""
+    """The other seven say what they say alone."""
     good = {"max_tokens": 20, "seed": 3, "ignore_eos": True}
     with GrpcStream(server) as stream:
         for index in range(8):
@@ -219,7 +231,7 @@ def test_one_bad_request_of_a_batch_of_eight_is_refused_alone(server: TritonServ
 
 
 def test_stop_works_as_a_list_and_as_a_text(server: TritonServer) -> None:
-    """Case 20: list-valued stop, as JSON and as a tensor by both protocols; a text also as a request parameter."""
+    """List-valued stop, as JSON and as a tensor by both protocols; a text also as a request parameter."""
     whole = joined(generate_stream(server, "tiny", "stop here", {"max_tokens": 40, "seed": 4}))
     stop = whole[10:13]
     expected = whole[: whole.index(stop)]
@@ -242,7 +254,7 @@ def test_stop_works_as_a_list_and_as_a_text(server: TritonServer) -> None:
 
 
 def test_requests_that_raise_in_execute_do_not_wedge_the_model(server: TritonServer) -> None:
-    """Case 10: each ends with one error, and the model goes on."""
+    """Each ends with one error, and the model goes on."""
     with GrpcStream(server) as stream:
         for index in range(10):
             stream.send("tiny", str(index), None)
@@ -268,7 +280,6 @@ def fail_many_times(server: TritonServer, count: int) -> None:
 
 @pytest.mark.parametrize("count", [2000, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_shared_memory_is_flat_over_failing_requests(server: TritonServer, count: int) -> None:
-    """Case 11."""
     fail_many_times(server, 500)
     before = shared_memory_in_use(server)
     assert before > 0

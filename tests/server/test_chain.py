@@ -15,7 +15,7 @@ ONLY_TEXT: dict[str, Any] = {"stream": None, "return_finish_reason": None, "retu
 
 
 def test_chain_of_32_with_half_of_them_cancelled(server: TritonServer, chain: str) -> None:
-    """Case 25: all that stay get their whole text; the model that is called is idle in the end."""
+    """All that stay get their whole text; the model that is called is idle in the end."""
     expected = joined(generate_stream(server, "tiny", "call it", SAMPLING))
     with GrpcStream(server) as staying, GrpcStream(server) as leaving:
         for number in range(16):
@@ -29,7 +29,6 @@ def test_chain_of_32_with_half_of_them_cancelled(server: TritonServer, chain: st
 
 
 def test_refusal_of_the_called_model_reaches_the_client(server: TritonServer, chain: str) -> None:
-    """Case 25."""
     with GrpcStream(server) as stream:
         refused = stream.send(chain, "a", "", **ONLY_TEXT)
         stream.wait(lambda: bool(refused.errors or stream.other_errors))
@@ -37,7 +36,7 @@ def test_refusal_of_the_called_model_reaches_the_client(server: TritonServer, ch
 
 
 def test_send_after_the_final_response_raises_in_python(server: TritonServer, sends_after_final: str) -> None:
-    """Case 8: in 100 streams at once, and nothing crashes."""
+    """In 100 streams at once, and nothing crashes."""
     with GrpcStream(server) as stream:
         for number in range(100):
             stream.send(sends_after_final, str(number), "x", **ONLY_TEXT)

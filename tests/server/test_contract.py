@@ -223,7 +223,8 @@ def test_a_client_of_grpc_is_answered(server: TritonServer, tiny_tensorrt_llm: s
 
 def test_shapes_are_those_that_tensorrt_llms_clients_take(server: TritonServer, tiny_tensorrt_llm: str) -> None:
     """The text's first element is the text; all else has a leading dimension, and ids one more, for beams."""
-    (result,) = ask(server, tiny_tensorrt_llm, end_to_end_tensors(stream=False), {}).results
+    tensors = {**end_to_end_tensors(stream=False), "cache": one(False, bool)}
+    (result,) = ask(server, tiny_tensorrt_llm, tensors, {}).results
     assert result.as_numpy("text_output").shape == (1,)
     times = [f"{name}_time_ns" for name in ("arrival", "first_scheduled", "first_token", "last_token")]
     blocks = [f"kv_cache_{name}_blocks" for name in ("alloc_new", "alloc_total", "reused")]
@@ -245,10 +246,7 @@ def test_a_client_of_token_ids_gets_token_ids(server: TritonServer, tiny_tensorr
     assert plain.json["output_ids"] == got
 
 
-def test_more_than_one_prompt_or_answer_is_refused_by_name(server: TritonServer, tiny_tensorrt_llm: str) -> None:
-    for change, named in (("beam_width", "beam_width: got 2"), ("num_return_sequences", "num_return_sequences: got 2")):
-        answer = ask(server, tiny_tensorrt_llm, {**end_to_end_tensors(stream=True), change: one(2, np.int32)}, {})
-        assert f"INVALID_ARGUMENT: {named}" in answer.error
+def test_more_than_one_prompt_is_refused(server: TritonServer, tiny_tensorrt_llm: str) -> None:
     twice = {name: np.repeat(array, 2, axis=0) for name, array in end_to_end_tensors(stream=True).items()}
     assert "batch-size must be <= 1" in ask(server, tiny_tensorrt_llm, twice, {}).error  # the server's own words
 
@@ -262,7 +260,7 @@ def chat_body(content: str, **fields: Any) -> bytes:
 
 
 def test_messages_are_rendered_by_the_models_own_template(server: TritonServer) -> None:
-    """Case 82: what a message says of control tokens stays text."""
+    """What a message says of control tokens stays text."""
     path = f"/v2/models/{VLLM}/generate"
     fields = {"max_tokens": 8, "seed": 2}
     answer = http_call(server, "POST", path, chat_body("hello", **fields))

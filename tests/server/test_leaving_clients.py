@@ -24,7 +24,6 @@ def leave_a_stream(server: TritonServer, model: str, number: int) -> None:
 
 @pytest.mark.parametrize("model", ["tiny", "smollm2"])
 def test_200_streaming_clients_that_leave_give_their_blocks_back(server: TritonServer, model: str) -> None:
-    """Case 1."""
     wait_until_idle(server, model)
     sampling = {"max_tokens": 12, "seed": 1}
     before = generate(server, model, "The capital of France is", sampling).text
@@ -34,7 +33,7 @@ def test_200_streaming_clients_that_leave_give_their_blocks_back(server: TritonS
 
 
 def test_clients_that_leave_generate_are_bounded_by_their_deadline(server: TritonServer) -> None:
-    """Case 1: this server does not report them, so their requests run until timeout_ms."""
+    """This server does not report them, so their requests run until timeout_ms."""
     wait_until_idle(server, "tiny")
     body = body_of("Tell me a story", LONG, timeout_ms=2500)
     for number in range(50):
@@ -45,7 +44,7 @@ def test_clients_that_leave_generate_are_bounded_by_their_deadline(server: Trito
 
 
 def test_stopping_a_grpc_stream_returns_at_once_and_frees_the_blocks(server: TritonServer) -> None:
-    """Case 16: with thousands of tokens left."""
+    """With thousands of tokens left."""
     with GrpcStream(server) as stream:
         for number in range(8):
             stream.send("tiny", str(number), "Tell me a story", LONG)
@@ -85,7 +84,7 @@ def test_client_that_reads_nothing_slows_nobody(server: TritonServer) -> None:
 
 
 def test_stream_asked_of_generate_is_refused_by_the_server_and_ends(server: TritonServer) -> None:
-    """Case 14: the server's own answer, which this version gives under status 200, after the first response."""
+    """The server's own answer, which this version gives under status 200, after the first response."""
     answer = generate(server, "tiny", "Tell me a story", {"max_tokens": 500, "ignore_eos": True}, stream=True)
     assert "expects model to produce exactly 1 response" in answer.error
     wait_until_idle(server, "tiny")

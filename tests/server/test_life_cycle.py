@@ -59,7 +59,7 @@ def assert_unloads_and_loads_again(server: TritonServer, repository: Path, withi
 
 
 def test_model_unloads_after_streams_and_loads_again(start_server: StartServer, repository: Path) -> None:
-    """Cases 4, 5 and 6: after a stream by each protocol, a refusal, a client that left and a deadline."""
+    """After a stream by each protocol, a refusal, a client that left and a deadline."""
     server = start_server(repository, ["tiny"])
     for _ in range(2):
         assert joined(generate_stream(server, "tiny", "x", {"max_tokens": 20}))
@@ -75,7 +75,7 @@ def test_model_unloads_after_streams_and_loads_again(start_server: StartServer, 
 
 
 def test_model_unloads_with_8_streams_in_flight(start_server: StartServer, repository: Path) -> None:
-    """Case 4: each stream ends, with what it can say in the time to drain, or an error."""
+    """Each stream ends, with what it can say in the time to drain, or an error."""
     server = start_server(repository, ["tiny"])
     with GrpcStream(server) as stream:
         for number in range(8):
@@ -112,7 +112,7 @@ def stream_and_cancel(server: TritonServer, number: int) -> None:
 def test_streams_cancelled_right_after_their_last_response_hold_no_memory(
     start_server: StartServer, repository: Path
 ) -> None:
-    """Case 4, where server 2.51 is at fault: a cancellation that overtakes the end of the write of a last response
+    """Where server 2.51 is at fault: a cancellation that overtakes the end of the write of a last response
     makes its gRPC endpoint wait for ever for one more response, and with it the model's unloading. The model's memory
     is freed all the same, it can be loaded again, and its process ends with the server.
     """
@@ -138,7 +138,7 @@ def test_killed_server_takes_its_python_process_with_it(start_server: StartServe
 
 
 def test_model_unloaded_as_soon_as_it_is_ready_drains_too(start_server: StartServer, repository: Path) -> None:
-    """Case 4: before the model has had the time to look around."""
+    """Before the model has had the time to look around."""
     server = start_server(repository, ["tiny"])
     with GrpcStream(server) as stream:
         stream.send("tiny", "long", "x", LONG)
@@ -165,7 +165,7 @@ def open_streams(stack: ExitStack, port: int, count: int, sampling: dict[str, An
 def test_sigterm_ends_32_streams_with_a_last_event(
     start_server: StartServer, tmp_path: Path, tiny_weights: Path, max_tokens: int, drain_s: float
 ) -> None:
-    """Case 22: drained where the time is enough, else ended with an error; the server ends before its exit timeout."""
+    """Drained where the time is enough, else ended with an error; the server ends before its exit timeout."""
     settings = tiny_settings(tiny_weights, drain_timeout_s=drain_s)
     version = write_model(tmp_path / "models", "tiny", settings, source=MARKS_FINALIZE)
     server = start_server(tmp_path / "models", ["tiny"], exit_timeout_s=30)
@@ -199,7 +199,7 @@ def serve(repository: Path) -> Iterator[Serve]:
 
 
 def test_killed_stub_ends_16_open_streams_and_the_command(serve: Serve) -> None:
-    """Case 7: under `nereid serve`. The server notices nothing, or dies of it; left alone in the first case its clients
+    """Under `nereid serve`. The server notices nothing, or dies of it; left alone in the first case its clients
     would wait for ever, so the supervisor ends it."""
     server = serve.server_pid()
     with ExitStack() as stack:
@@ -282,7 +282,7 @@ def test_model_that_cannot_load_says_why_once(broken: TritonServer, model: str) 
 
 
 def test_the_log_shows_what_a_request_was_understood_to_ask_for(broken: TritonServer) -> None:
-    """Case 107: with the id by which its client knows it."""
+    """With the id by which its client knows it."""
     assert load(broken, "debugged").status == 200
     with GrpcStream(broken) as stream:
         stream.send("debugged", "by-its-id", "x", {"max_tokens": 2, "priority": 7})

@@ -29,7 +29,7 @@ def limited(request: pytest.FixtureRequest) -> str:
 def test_prompt_at_the_limit_runs_and_one_over_it_is_refused(
     server: TritonServer, limited: str, max_tokens: int
 ) -> None:
-    """Cases 37 and 38: of the model's length, or of the pool where that is smaller; those behind go on."""
+    """Of the model's length, or of the pool where that is smaller; those behind go on."""
     limit = LIMITS[limited]
     lengths = [limit - 2, limit - 1, limit, limit + 1, limit * 2, 8191, 8192, 100_000]
     with GrpcStream(server) as stream:
@@ -50,7 +50,7 @@ def test_prompt_at_the_limit_runs_and_one_over_it_is_refused(
 
 @pytest.mark.parametrize("max_tokens", [1, 1 << 31, int(1e18), 1e18, "1000000000000000000"])
 def test_max_tokens_is_cut_to_the_room_left(server: TritonServer, limited: str, max_tokens: Any) -> None:
-    """Case 79: huge ones too, without memory for what never comes."""
+    """Huge ones too, without memory for what never comes."""
     asked = {"return_num_input_tokens": True, "return_num_output_tokens": True, "return_finish_reason": True}
     answer = generate(server, limited, "a b c", {"max_tokens": max_tokens, "ignore_eos": True}, **asked).json
     room = LIMITS[limited] - answer["num_input_tokens"]
@@ -59,14 +59,13 @@ def test_max_tokens_is_cut_to_the_room_left(server: TritonServer, limited: str, 
 
 
 def test_null_max_tokens_is_the_default(server: TritonServer) -> None:
-    """Case 79."""
     sampling = {"max_tokens": None, "ignore_eos": True}
     answer = generate(server, "tiny", "x", sampling, return_num_output_tokens=True).json
     assert answer["num_output_tokens"] == 16
 
 
 def test_empty_and_blank_prompts(server: TritonServer) -> None:
-    """Case 71: a tokenizer without BOS makes no token of ""; the engine lives."""
+    """A tokenizer without BOS makes no token of ""; the engine lives."""
     with GrpcStream(server) as stream:
         stream.send("tiny", "empty text", "")
         stream.send("tiny", "no ids", None, input_ids=[])
@@ -79,7 +78,7 @@ def test_empty_and_blank_prompts(server: TritonServer) -> None:
 
 
 def test_preempted_requests_say_what_they_say_alone(server: TritonServer, tiny_pool: str) -> None:
-    """Case 40: six requests want 240 tokens of a pool of 48; no delta is sent twice, none is missing."""
+    """Six requests want 240 tokens of a pool of 48; no delta is sent twice, none is missing."""
     settings = [{"max_tokens": 38, "seed": seed, "ignore_eos": True} for seed in range(6)]
     alone = [stream_texts(server, tiny_pool, ["go"], sampling)[0] for sampling in settings]
     before = gauge(server, "vllm:num_preemptions_total", tiny_pool)

@@ -30,7 +30,7 @@ def json_suite() -> list[Path]:
 
 
 def test_json_suite_as_a_body(server: TritonServer) -> None:
-    """Case 19: none of these is a request, so each is an error and none ends the server."""
+    """None of these is a request, so each is an error and none ends the server."""
     for path in json_suite():
         answer = http_call(server, "POST", GENERATE, path.read_bytes())
         assert 400 <= answer.status < 600, (path.name, answer)
@@ -39,7 +39,7 @@ def test_json_suite_as_a_body(server: TritonServer) -> None:
 
 @pytest.mark.parametrize("key", [None, "logit_bias", "stop"])
 def test_json_suite_as_sampling_parameters(server: TritonServer, key: str | None) -> None:
-    """Case 19: the whole of it, or a value in it; by gRPC, which carries any bytes. What is no JSON is refused as such;
+    """The whole of it, or a value in it; by gRPC, which carries any bytes. What is no JSON is refused as such;
     the rest names the parameter that it cannot be."""
     files = json_suite()
     before = resident_bytes_of(stub_pid(server, "tiny"))
@@ -82,14 +82,14 @@ def raw_strings(name: str, value: bytes) -> Any:
     ids=lambda body: repr(body[:30]),
 )
 def test_deep_or_broken_body_is_refused(server: TritonServer, body: bytes) -> None:
-    """Case 19. (This server itself dies of a nesting of 150,000.)"""
+    """This server itself dies of a nesting of 150,000."""
     answer = http_call(server, "POST", GENERATE, body)
     assert 400 <= answer.status < 600, answer
     assert is_live(server)
 
 
 def test_body_in_chunks_of_one_byte(server: TritonServer) -> None:
-    """Case 19: 100,000 of them."""
+    """100,000 of them."""
     start, end = b'{"max_tokens": 1, "text_input": "', b'"}'
     body = start + b"x" * (100_000 - len(start) - len(end)) + end
     head = f"POST {GENERATE} HTTP/1.1\r\nHost: {HOST}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
@@ -103,7 +103,6 @@ def test_body_in_chunks_of_one_byte(server: TritonServer) -> None:
 @pytest.mark.parametrize("size", [5 * MIB, 65 * MIB])
 @pytest.mark.parametrize("field", ["text_input", "sampling_parameters"])
 def test_large_body_is_refused_and_its_memory_comes_back(server: TritonServer, size: int, field: str) -> None:
-    """Case 19."""
     before = resident_bytes_of(stub_pid(server, "tiny"))
     body = json.dumps({"text_input": "x", field: "a" * size}).encode()
     for _ in range(3):
@@ -165,7 +164,6 @@ def prefixed(*texts: bytes) -> bytes:
 def test_bytes_without_a_right_prefix_or_number_are_an_error(
     server: TritonServer, unary_call: Any, raw: bytes, shape: tuple[int, ...]
 ) -> None:
-    """Case 23."""
     with pytest.raises(grpc.RpcError) as refused:
         unary_call(raw, shape)
     assert refused.value.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL)
@@ -175,13 +173,12 @@ def test_bytes_without_a_right_prefix_or_number_are_an_error(
 
 @pytest.mark.parametrize("text", [b"a\0b", b"a\0\0", b"\0a", "é\0日本".encode(), b" a ", b"a\r\n"])
 def test_text_round_trips_whole(unary_call: Any, text: bytes) -> None:
-    """Case 23: a NUL neither ends a text nor is stripped from its end."""
+    """A NUL neither ends a text nor is stripped from its end."""
     assert unary_call(prefixed(text)).startswith(text)
 
 
 @pytest.mark.parametrize("text", [b"\xff\xfe", b"ok \xc3", b"\xed\xa0\x80", b"\xf8\x88\x80\x80\x80"])
 def test_text_that_is_not_utf8_is_refused_by_its_field(unary_call: Any, text: bytes) -> None:
-    """Case 23."""
     with pytest.raises(grpc.RpcError, match="text_input: got .* allowed: text in UTF-8"):
         unary_call(prefixed(text))
 

@@ -16,7 +16,7 @@ NUM_TOKENS = 40
 
 
 def test_ten_times_as_many_requests_as_there_are_places(server: TritonServer, tiny_overload: str) -> None:
-    """Case 118: each ends with its answer or with UNAVAILABLE, and whoever is answered did not wait beyond the bound.
+    """Each ends with its answer or with UNAVAILABLE, and whoever is answered did not wait beyond the bound.
 
     Half come at once, the others spread over two seconds, while the first are served.
     """

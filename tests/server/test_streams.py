@@ -38,7 +38,7 @@ def assert_ends_with_final(answer: Streamed, reason: str) -> None:
 def test_last_data_carries_the_final_flag_and_nothing_follows(
     server: TritonServer, stops_at_once: dict[str, Any], empty_final: bool
 ) -> None:
-    """Case 13: with and without enable_empty_final_response."""
+    """With and without enable_empty_final_response."""
     with GrpcStream(server) as stream:
         long = stream.send("tiny", "long", "x", {"max_tokens": 20, "ignore_eos": True}, empty_final=empty_final)
         short = stream.send("tiny", "short", "x", {"max_tokens": 1}, empty_final=empty_final)
@@ -56,7 +56,7 @@ def test_last_data_carries_the_final_flag_and_nothing_follows(
 
 
 def test_refusal_is_the_one_final_response_of_its_request(server: TritonServer) -> None:
-    """Case 13: also with enable_empty_final_response nothing follows an error."""
+    """Also with enable_empty_final_response nothing follows an error."""
     with GrpcStream(server) as stream:
         refused = stream.send("tiny", "refused", "x", {"max_tokens": 0}, empty_final=True)
         stream.wait_done()
@@ -66,7 +66,7 @@ def test_refusal_is_the_one_final_response_of_its_request(server: TritonServer) 
 
 
 def test_generate_is_one_response_with_every_output_that_was_asked_for(server: TritonServer) -> None:
-    """Case 14: stream false, the default."""
+    """Stream false, the default."""
     asked = {"return_finish_reason": True, "return_num_input_tokens": True, "return_num_output_tokens": True}
     answer = generate(server, "tiny", "one response", {"max_tokens": 7, "ignore_eos": True}, **asked).json
     assert answer["text_output"].startswith("one response")
@@ -78,7 +78,7 @@ def test_generate_is_one_response_with_every_output_that_was_asked_for(server: T
 def test_text_of_no_tokens_is_one_event_with_its_finish_reason(
     server: TritonServer, stops_at_once: dict[str, Any], stream: bool
 ) -> None:
-    """Case 14: the first token is one that stops."""
+    """The first token is one that stops."""
     fields = {"stream": stream, "return_finish_reason": True, "exclude_input_in_output": True}
     (event,) = generate_stream(server, "tiny", "x", stops_at_once, **fields)
     assert (event["text_output"], event["finish_reason"]) == ("", "stop")
@@ -170,7 +170,7 @@ def count_messages(stream: GrpcStream, total: int, *, at_a_time: int, tokens: in
     ("total", "idle_s"), [(4000, 1), pytest.param(1_000_000, 300, marks=[pytest.mark.slow, pytest.mark.timeout(5400)])]
 )
 def test_one_stream_carries_very_many_messages(server: TritonServer, total: int, idle_s: int) -> None:
-    """Case 17: no token is lost, before and after the stream has lain idle."""
+    """No token is lost, before and after the stream has lain idle."""
     with GrpcStream(server) as stream:
         messages = count_messages(stream, total // 2, at_a_time=8, tokens=250)
         time.sleep(idle_s)  # what is tested is an idle connection
@@ -193,7 +193,7 @@ _LIMIT_PER_10_000_RESPONSES = 1 << 20
 def test_memory_is_flat_over_streamed_responses(
     server: TritonServer, tiny_memory: str, rounds: int, responses: int
 ) -> None:
-    """Case 2: after the second round."""
+    """After the second round."""
     sampling = {"max_tokens": 300, "ignore_eos": True, "temperature": 0}
     sizes = []
     for _ in range(rounds):
