@@ -20,19 +20,20 @@ struct Output {
 
 inline Floats silu(Floats x) { return x / (splat(1.0f) + exp_of(-x)); }
 
-// The sums of one row and tile.
-template <class Y>
-void finish(const Output& output, const Sums& sums, int64_t tile, int64_t row) {
+// The sums of one row, in V registers of a tile from its register `first` on; all of it where the epilogue is gated.
+template <class Y, int V>
+void finish(const Output& output, const Floats* sums, int64_t tile, int64_t first, int64_t row) {
   Y* y = static_cast<Y*>(output.y) + row * output.y_stride;
-  int64_t first = tile * TILE;
-  if (output.epilogue == GATED_SILU) {
-    constexpr int HALF = VECTORS / 2;
-    for (int v = 0; v < HALF; v++)
-      store_within(y, first / 2 + v * LANES, output.out / 2, silu(sums[v]) * sums[v + HALF]);
-    return;
+  if constexpr (V == VECTORS) {
+    if (output.epilogue == GATED_SILU) {
+      constexpr int HALF = VECTORS / 2;
+      for (int v = 0; v < HALF; v++)
+        store_within(y, tile * TILE / 2 + v * LANES, output.out / 2, silu(sums[v]) * sums[v + HALF]);
+      return;
+    }
   }
-  for (int v = 0; v < VECTORS; v++) {
-    int64_t column = first + v * LANES;
+  for (int v = 0; v < V; v++) {
+    int64_t column = tile * TILE + (first + v) * LANES;
     Floats sum = sums[v];
     if (output.bias) sum += load_within(output.bias, column, output.out);
     store_within(y, column, output.out, sum);

@@ -1,10 +1,5 @@
-// y = x times weight transposed, for weights packed in tiles: every weight is read from memory once, whatever the
-// number of rows.
-//
-// A tile is TILE columns of y: [in / 2][TILE][2] bfloat16, or [in][TILE] float32, in one piece; the last one is filled
-// up with zeros. Each thread has a share of the tiles, and for each of them takes ROWS rows at a time, so that a tile is
-// read from memory for the first and from the cache for the others. A row's bits depend on no other row.
-#include "epilogue.h"
+// y = x times weight transposed, for weights of x's own dtype: a tile is [in / 2][TILE][2] bfloat16, or [in][TILE] float32.
+#include "tiled_matmul.h"
 
 namespace nereid {
 
@@ -20,18 +15,81 @@ struct MatmulArguments {
 
 namespace {
 
+template <class T>
+class PlainWeight {
+ public:
+  using X = T;
+  static constexpr bool SCALED = false;
+
+  explicit PlainWeight(const MatmulArguments& a) : data_(static_cast<const char*>(a.weight)), in_(a.in) {}
+
+  int64_t in() const { return in_; }
+  int64_t group() const { return in_; }
+  static int64_t bytes(int64_t inputs) { return inputs * TILE * int64_t(sizeof(T)); }
+  const char* at(int64_t tile, int64_t vector, int64_t first) const {
+    return data_ + bytes(tile * in_ + first) + vector * int64_t(sizeof(Floats));  // an input, or a pair of them
+  }
+  const float* scales(int64_t, int64_t) const { return nullptr; }
+
+  template <int R, int V>
+  static void multiply(const char* from, const Operand<T>* x, int64_t x_stride, int64_t inputs, Floats (&part)[R][V]) {
+    const T* tile = reinterpret_cast<const T*>(from);
+    if constexpr (!std::is_same_v<T, Operand<T>>) multiply_widened(tile, x, x_stride, inputs, part);
+    else nereid::multiply(tile, x, x_stride, inputs, FetchFurther<V>{from}, part);
+  }
+
+  template <int V>
+  const Operand<T>* numbers(const char* from, int64_t inputs, Room<Operand<T>>& room) const {
+    const T* tile = reinterpret_cast<const T*>(from);
+    if constexpr (std::is_same_v<T, Operand<T>>) return tile;
+    else return widened<V>(tile, inputs, room.of(inputs * TILE));
+  }
+
+ private:
+  struct Pair {
+    Floats even, odd;
+  };
+
+  static Pair pair_at(const bf16* from) {
+    Bits both = load_as<Bits>(from);
+    return {(Floats)(both << 16), (Floats)(both & 0xffff0000u)};
+  }
+
+  template <int R, int V>
+  static void multiply_widened(
+      const bf16* tile, const float* x, int64_t x_stride, int64_t inputs, Floats (&part)[R][V]) {
+    FetchFurther<V> fetch{reinterpret_cast<const char*>(tile)};
+    for (int64_t i = 0; i < inputs; i += 2, tile += 2 * TILE) {
+      fetch(i / 2);
+      for (int v = 0; v < V; v++) {
+        Pair w = pair_at(tile + 2 * v * LANES);
+        for (int r = 0; r < R; r++) {
+          part[r][v] += w.even * x[r * x_stride + i];
+          part[r][v] += w.odd * x[r * x_stride + i + 1];
+        }
+      }
+    }
+  }
+
+  template <int V>
+  static const float* widened(const bf16* tile, int64_t inputs, float* to) {
+    for (int64_t i = 0; i < inputs; i += 2, tile += 2 * TILE)
+      for (int v = 0; v < V; v++) {
+        Pair w = pair_at(tile + 2 * v * LANES);
+        store(to + i * TILE + v * LANES, w.even);
+        store(to + (i + 1) * TILE + v * LANES, w.odd);
+      }
+    return to;
+  }
+
+  const char* data_;
+  int64_t in_;
+};
+
 template <class X, class Y>
 void run(const MatmulArguments& a, const Step& step, const Team& team) {
-  int64_t rows = step.num_rows(a.rows), num_tiles = (a.output.out + TILE - 1) / TILE;
-  Range tiles = team.share(num_tiles);
-  for (int64_t tile = tiles.begin; tile < tiles.end; tile++) {
-    const X* weight = static_cast<const X*>(a.weight) + tile * a.in * TILE;
-    for_groups_of_rows(rows, [&](auto count, int64_t row) {
-      Sums sums[count]{};
-      add_product<count>(weight, static_cast<const X*>(a.x) + row * a.x_stride, a.x_stride, a.in, sums);
-      for (int r = 0; r < count; r++) finish<Y>(a.output, sums[r], tile, row + r);
-    });
-  }
+  const X* x = static_cast<const X*>(a.x);
+  multiply_all<Y>(PlainWeight<X>(a), x, a.x_stride, step.num_rows(a.rows), a.output, team);
 }
 
 }  // namespace

@@ -228,8 +228,9 @@ class Attention {
     float* scores = rooms_.scores.of(rows_ * TILE);
     read_keys();
     for_groups_of_rows(rows_, [&](auto count, int64_t row) {
-      Sums sums[count] = {};
-      add_product<count>(tile_of_keys_, query + row * head_dim_, head_dim_, head_dim_, sums);
+      constexpr int R = count;
+      Sums sums[R] = {};
+      add_product<R>(tile_of_keys_, query + row * head_dim_, head_dim_, head_dim_, sums);
       std::memcpy(scores + row * TILE, sums, sizeof sums);
     });
     T* weights = rooms_.weights.of(rows_ * TILE);
@@ -290,9 +291,10 @@ class Attention {
     const T* values = tile_of_values_ + tile * TILE * TILE;
     for_groups_of_rows(rows_, [&](auto count, int64_t row) {
       float* to = part.sums + row * head_dim_ + column;
-      Sums sums[count];
+      constexpr int R = count;
+      Sums sums[R];
       for (int r = 0; r < count; r++) copy_sums(reinterpret_cast<float*>(sums[r]), to + r * head_dim_, width);
-      add_product<count>(values, weights + row * TILE, TILE, TILE, sums);
+      add_product<R>(values, weights + row * TILE, TILE, TILE, sums);
       for (int r = 0; r < count; r++) std::memcpy(to + r * head_dim_, sums[r], width * sizeof(float));
     });
   }

@@ -1,10 +1,8 @@
 // y = x times weight transposed, for weights of 8 or 4 bits with a scale for each output feature and group of inputs.
 //
-// Codes are whole numbers, which bfloat16 holds exactly: products and sums of a group are made with the codes, and the
-// sum is scaled. For few rows codes become numbers in registers; for more, a tile's do so once, in the cache. Both make
-// the same sums in the same order.
-#include "epilogue.h"
-#include "room.h"
+// Codes are whole numbers, which float32 and bfloat16 hold exactly: products and sums of a piece of a group are made with
+// the codes, and the sum is scaled.
+#include "tiled_matmul.h"
 
 namespace nereid {
 
@@ -22,6 +20,7 @@ struct QuantisedMatmulArguments {
 
 namespace {
 
+// Two inputs, for the lanes of one register.
 struct Pair {
   Floats even, odd;
 };
@@ -29,22 +28,20 @@ struct Pair {
 struct Int8 {
   static int64_t bytes(int64_t inputs) { return inputs * TILE; }
 
-  // Of inputs 2 * pair and 2 * pair + 1, for the lanes of one register.
-  static Pair numbers(const uint8_t* codes, int64_t pair, int v) {
-    const uint8_t* at = codes + 2 * pair * TILE + v * LANES;
+  // Of inputs 2 * pair and 2 * pair + 1.
+  static Pair numbers(const char* codes, int64_t pair, int v) {
+    const char* at = codes + 2 * pair * TILE + v * LANES;
     return {to_floats(at), to_floats(at + TILE)};
   }
 
  private:
-  static Floats to_floats(const uint8_t* from) {
-    return __builtin_convertvector(widen(load_as<Bytes>(from)), Floats);
-  }
+  static Floats to_floats(const char* from) { return __builtin_convertvector(widen(load_as<Bytes>(from)), Floats); }
 };
 
 struct Int4 {
   static int64_t bytes(int64_t inputs) { return inputs * TILE / 2; }
 
-  static Pair numbers(const uint8_t* codes, int64_t pair, int v) {
+  static Pair numbers(const char* codes, int64_t pair, int v) {
     Ints both = widen(load_as<UBytes>(codes + pair * TILE + v * LANES));
     return {to_floats(both), to_floats(both >> 4)};
   }
@@ -64,79 +61,86 @@ struct Int4 {
 // As a pair of bfloat16 in each lane: whole numbers of up to 8 bits lose nothing.
 inline Bits to_pairs(Pair numbers) { return ((Bits)numbers.even >> 16) | ((Bits)numbers.odd & 0xffff0000u); }
 
-template <class Format, int R>
-inline void add_group(const uint8_t* codes, const bf16* x, int64_t x_stride, int64_t inputs, Sums* sums) {
-  for (int64_t pair = 0; pair < inputs / 2; pair++) {
-    Bits w[VECTORS];
-    __builtin_prefetch(codes + Format::bytes(2 * pair + 32));
-    for (int v = 0; v < VECTORS; v++) w[v] = to_pairs(Format::numbers(codes, pair, v));
+// Two inputs of V registers with R rows.
+template <int R, int V>
+inline void add_products(const Pair (&w)[V], const float* x, int64_t x_stride, Floats (&part)[R][V]) {
+  for (int v = 0; v < V; v++)
     for (int r = 0; r < R; r++) {
-      uint32_t both;
-      std::memcpy(&both, x + r * x_stride + 2 * pair, 4);
-      for (int v = 0; v < VECTORS; v++) sums[r][v] = add_pair_products(sums[r][v], w[v], both);
+      part[r][v] += w[v].even * x[r * x_stride];
+      part[r][v] += w[v].odd * x[r * x_stride + 1];
     }
+}
+
+template <int R, int V>
+inline void add_products(const Pair (&w)[V], const bf16* x, int64_t x_stride, Floats (&part)[R][V]) {
+  for (int r = 0; r < R; r++) {
+    uint32_t both;
+    std::memcpy(&both, x + r * x_stride, 4);
+    for (int v = 0; v < V; v++) part[r][v] = add_pair_products(part[r][v], to_pairs(w[v]), both);
   }
 }
 
-// A whole tile's codes as numbers, in the order of matmul's tiles.
-template <class Format>
-void decode(const uint8_t* codes, int64_t in, bf16* to) {
-  for (int64_t pair = 0; pair < in / 2; pair++)
-    for (int v = 0; v < VECTORS; v++, to += 2 * LANES) {
-      Bits pairs = to_pairs(Format::numbers(codes, pair, v));
-      std::memcpy(to, &pairs, sizeof pairs);
-    }
+// A pair of inputs in the order of matmul's tiles: at its place among V registers of each.
+inline void store_pair(float* to, int v, Pair numbers) {
+  store(to + v * LANES, numbers.even);
+  store(to + TILE + v * LANES, numbers.odd);
 }
 
-template <class Format>
-void decode(const uint8_t* codes, int64_t in, float* to) {
-  for (int64_t pair = 0; pair < in / 2; pair++, to += 2 * TILE)
-    for (int v = 0; v < VECTORS; v++) {
-      Pair numbers = Format::numbers(codes, pair, v);
-      store(to + v * LANES, numbers.even);
-      store(to + TILE + v * LANES, numbers.odd);
-    }
+inline void store_pair(bf16* to, int v, Pair numbers) {
+  Bits pairs = to_pairs(numbers);
+  std::memcpy(to + 2 * v * LANES, &pairs, sizeof pairs);
 }
 
-// Calls add(first input of a group, inputs, sums of the group) for each group, and adds up what is scaled.
-template <int R, class Add>
-inline void add_scaled(const QuantisedMatmulArguments& a, const float* scales, Sums* sums, Add add) {
-  for (int64_t first = 0; first < a.in; first += a.group, scales += TILE) {
-    Sums part[R]{};
-    add(first, first + a.group < a.in ? a.group : a.in - first, part);
-    for (int v = 0; v < VECTORS; v++) {
-      Floats scale = load(scales + v * LANES);
-      for (int r = 0; r < R; r++) sums[r][v] += part[r][v] * scale;
+template <class Format, class T>
+class QuantisedWeight {
+ public:
+  using X = T;
+  static constexpr bool SCALED = true;
+
+  explicit QuantisedWeight(const QuantisedMatmulArguments& a)
+      : codes_(reinterpret_cast<const char*>(a.codes)), scales_(a.scales), in_(a.in), group_(a.group) {}
+
+  int64_t in() const { return in_; }
+  int64_t group() const { return group_; }
+  static int64_t bytes(int64_t inputs) { return Format::bytes(inputs); }
+  const char* at(int64_t tile, int64_t vector, int64_t first) const {
+    return codes_ + bytes(tile * in_ + first) + vector * LANES;
+  }
+  const float* scales(int64_t tile, int64_t first) const {
+    return scales_ + (tile * ((in_ + group_ - 1) / group_) + first / group_) * TILE;
+  }
+
+  template <int R, int V>
+  static void multiply(
+      const char* from, const Operand<T>* x, int64_t x_stride, int64_t inputs, Floats (&part)[R][V]) {
+    for (int64_t pair = 0; pair < inputs / 2; pair++) {
+      for (int64_t byte = 0; byte < bytes(2); byte += 64) __builtin_prefetch(from + bytes(2 * pair) + AHEAD + byte);
+      Pair w[V];
+      for (int v = 0; v < V; v++) w[v] = Format::numbers(from, pair, v);
+      add_products(w, x + 2 * pair, x_stride, part);
     }
   }
-}
 
-template <class Format, class X, class Y>
-void tile_of_rows(const QuantisedMatmulArguments& a, int64_t tile, int64_t rows, X* decoded) {
-  const uint8_t* codes = a.codes + tile * Format::bytes(a.in);
-  const float* scales = a.scales + tile * ((a.in + a.group - 1) / a.group) * TILE;
-  if (decoded) decode<Format>(codes, a.in, decoded);
-  for_groups_of_rows(rows, [&](auto count, int64_t row) {
-    const X* x = static_cast<const X*>(a.x) + row * a.x_stride;
-    Sums sums[count]{};
-    add_scaled<count>(a, scales, sums, [&](int64_t first, int64_t inputs, Sums* part) {
-      if constexpr (std::is_same_v<X, bf16>) {
-        if (!decoded) return add_group<Format, count>(codes + Format::bytes(first), x + first, a.x_stride, inputs, part);
-      }
-      add_product<count>(decoded + first * TILE, x + first, a.x_stride, inputs, part);
-    });
-    for (int r = 0; r < count; r++) finish<Y>(a.output, sums[r], tile, row + r);
-  });
-}
+  template <int V>
+  const Operand<T>* numbers(const char* from, int64_t inputs, Room<Operand<T>>& room) const {
+    Operand<T>* to = room.of(inputs * TILE);
+    for (int64_t pair = 0; pair < inputs / 2; pair++)
+      for (int v = 0; v < V; v++) store_pair(to + 2 * pair * TILE, v, Format::numbers(from, pair, v));
+    return to;
+  }
+
+ private:
+  static constexpr int64_t AHEAD = 2048;  // bytes
+
+  const char* codes_;
+  const float* scales_;
+  int64_t in_, group_;
+};
 
 template <class Format, class X, class Y>
 void run(const QuantisedMatmulArguments& a, const Step& step, const Team& team) {
-  static thread_local Room<X> room;
-  int64_t rows = step.num_rows(a.rows);
-  bool decodes = std::is_same_v<X, float> || rows > ROWS;
-  Range tiles = team.share((a.output.out + TILE - 1) / TILE);
-  for (int64_t tile = tiles.begin; tile < tiles.end; tile++)
-    tile_of_rows<Format, X, Y>(a, tile, rows, decodes ? room.of(a.in * TILE) : nullptr);
+  const X* x = static_cast<const X*>(a.x);
+  multiply_all<Y>(QuantisedWeight<Format, X>(a), x, a.x_stride, step.num_rows(a.rows), a.output, team);
 }
 
 template <class Format>

@@ -36,6 +36,15 @@ struct bf16 {
   uint16_t bits;
 };
 
+// What a number of either type is multiplied as: where there is no product of bfloat16, it is widened before.
+#if defined(__AVX512BF16__)
+template <class T>
+using Operand = T;
+#else
+template <class T>
+using Operand = float;
+#endif
+
 template <class V, class P>
 inline V load_as(const P* from) {
   V vector;

@@ -1,9 +1,10 @@
 // The product of some rows with one packed tile of a matrix, in registers: what matmul and attention are made of.
 //
-// A tile has TILE columns: [in][TILE] float32, or [in / 2][TILE][2] bfloat16. Sums are float32, each over `in` in order,
-// so that a row's bits depend on no other row, nor on how many there are.
+// A tile has TILE columns: [in][TILE] float32, or [in / 2][TILE][2] bfloat16. Products are summed in float32, in order of
+// `in`, so that a row's bits depend on no other row, nor on how many there are.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "simd.h"
@@ -12,39 +13,50 @@ namespace nereid {
 
 using Sums = Floats[VECTORS];
 
-// sums[r] += x[r] times the tile.  x: R rows, x_stride apart. In float32 32 products at a time are summed by themselves,
-// since a long sum loses what is added last.
-template <int R>
-inline void add_product(const float* tile, const float* x, int64_t x_stride, int64_t in, Sums* sums) {
-  constexpr int64_t PART = 32;
-  for (int64_t first = 0; first < in; first += PART) {
-    Sums part[R]{};
-    int64_t end = first + PART < in ? first + PART : in;
-    for (int64_t i = first; i < end; i++, tile += TILE) {
-      for (int v = 0; v < VECTORS; v++) {
-        __builtin_prefetch(tile + 12 * TILE + v * LANES);
-        Floats w = load(tile + v * LANES);
-        for (int r = 0; r < R; r++) part[r][v] += w * x[r * x_stride + i];
-      }
+constexpr int64_t PART = 64;  // inputs whose products are summed by themselves: a long sum loses what is added last
+
+struct FetchNothing {
+  void operator()(int64_t) const {}
+};
+
+// part[r] += x[r] times V registers of each of `in` inputs.  x: R rows, x_stride apart.  fetch(step): has memory fetched
+// that is wanted later; a step is an input of float32, a pair of bfloat16: 4 * TILE bytes of the tile.
+template <int R, int V, class Fetch>
+inline void multiply(
+    const float* tile, const float* x, int64_t x_stride, int64_t in, Fetch fetch, Floats (&part)[R][V]) {
+  for (int64_t i = 0; i < in; i++, tile += TILE) {
+    fetch(i);
+    for (int v = 0; v < V; v++) {
+      Floats w = load(tile + v * LANES);
+      for (int r = 0; r < R; r++) part[r][v] += w * x[r * x_stride + i];
     }
-    for (int r = 0; r < R; r++)
-      for (int v = 0; v < VECTORS; v++) sums[r][v] += part[r][v];
   }
 }
 
-template <int R>
-inline void add_product(const bf16* tile, const bf16* x, int64_t x_stride, int64_t in, Sums* sums) {
+template <int R, int V, class Fetch>
+inline void multiply(
+    const bf16* tile, const bf16* x, int64_t x_stride, int64_t in, Fetch fetch, Floats (&part)[R][V]) {
   for (int64_t i = 0; i < in; i += 2, tile += 2 * TILE) {
-    Bits w[VECTORS];
-    for (int v = 0; v < VECTORS; v++) {
-      __builtin_prefetch(tile + 2 * (12 * TILE + v * LANES));
-      w[v] = load_as<Bits>(tile + 2 * v * LANES);
-    }
+    fetch(i / 2);
+    Bits w[V];
+    for (int v = 0; v < V; v++) w[v] = load_as<Bits>(tile + 2 * v * LANES);
     for (int r = 0; r < R; r++) {
       uint32_t pair;
       std::memcpy(&pair, x + r * x_stride + i, 4);
-      for (int v = 0; v < VECTORS; v++) sums[r][v] = add_pair_products(sums[r][v], w[v], pair);
+      for (int v = 0; v < V; v++) part[r][v] = add_pair_products(part[r][v], w[v], pair);
     }
+  }
+}
+
+// sums[r] += x[r] times the whole tile, which lies in the cache.
+template <int R, class T>
+inline void add_product(const T* tile, const T* x, int64_t x_stride, int64_t in, Floats (&sums)[R][VECTORS]) {
+  for (int64_t first = 0; first < in; first += PART) {
+    Floats part[R][VECTORS]{};
+    const T* from = tile + first * TILE;
+    multiply(from, x + first, x_stride, std::min(PART, in - first), FetchNothing{}, part);
+    for (int r = 0; r < R; r++)
+      for (int v = 0; v < VECTORS; v++) sums[r][v] += part[r][v];
   }
 }
 
