@@ -151,32 +151,36 @@ inline Floats add_pair_products(Floats sum, Bits w, Bits x) {
 #endif
 }
 
-// Pairs of halves, then of quarters, and so on: the order is fixed.
-inline float sum_of(Floats x) {
-  float parts[LANES];
-  std::memcpy(parts, &x, sizeof parts);
-  for (int half = LANES / 2; half; half /= 2)
-    for (int i = 0; i < half; i++) parts[i] += parts[i + half];
-  return parts[0];
-}
-
-inline float max_of(Floats x) {
-  float parts[LANES];
-  std::memcpy(parts, &x, sizeof parts);
-  for (int half = LANES / 2; half; half /= 2)
-    for (int i = 0; i < half; i++) parts[i] = parts[i] > parts[i + half] ? parts[i] : parts[i + half];
-  return parts[0];
-}
-
 inline Floats larger(Floats x, Floats y) { return x > y ? x : y; }
 
-// exp(x) within 2 units in the last place (the polynomial of Cephes' expf); 0 far below, infinity far above, NaN of NaN.
-inline Floats exp_of(Floats x) {
-  Floats bounded = x < splat(-87.3f) ? splat(-87.3f) : x;
-  bounded = bounded > splat(88.3f) ? splat(88.3f) : bounded;
-  Floats shifted = bounded * 1.44269504f + splat(12582912.0f);  // 1.5 * 2^23: the sum's low bits are the whole number
+// The lanes from HALF on, in the first places.
+template <int HALF>
+inline Floats moved_down(Floats x) {
+  Ints order{};
+  for (int i = 0; i < LANES; i++) order[i] = (i + HALF) % LANES;
+  return __builtin_shuffle(x, order);
+}
+
+// Pairs of halves, then of quarters, and so on: the order is fixed.
+template <int HALF = LANES / 2>
+inline float sum_of(Floats x) {
+  x += moved_down<HALF>(x);
+  if constexpr (HALF > 1) return sum_of<HALF / 2>(x);
+  else return x[0];
+}
+
+template <int HALF = LANES / 2>
+inline float max_of(Floats x) {
+  x = larger(x, moved_down<HALF>(x));
+  if constexpr (HALF > 1) return max_of<HALF / 2>(x);
+  else return x[0];
+}
+
+// exp(x) within 2 units in the last place (the polynomial of Cephes' expf), for x of -87.3 to 88.3; NaN of NaN.
+inline Floats exp_within(Floats x) {
+  Floats shifted = x * 1.44269504f + splat(12582912.0f);  // 1.5 * 2^23: the sum's low bits are the whole number
   Floats whole = shifted - splat(12582912.0f);
-  Floats rest = bounded - whole * 0.693359375f + whole * 2.12194440e-4f;
+  Floats rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;
   Floats p = rest * 1.9875691500e-4f + splat(1.3981999507e-3f);
   p = p * rest + splat(8.3334519073e-3f);
   p = p * rest + splat(4.1665795894e-2f);
@@ -184,10 +188,21 @@ inline Floats exp_of(Floats x) {
   p = p * rest + splat(5.0000001201e-1f);
   p = p * rest * rest + rest + splat(1.0f);
   Floats power = (Floats)((Bits)((Ints)shifted << 23) + 0x3f800000u);
-  Floats value = p * power;
-  value = x < splat(-87.3f) ? splat(0.0f) : value;
-  value = x > splat(88.3f) ? splat(INFINITY) : value;
-  return x != x ? x : value;
+  return p * power;
+}
+
+// The same of x <= 0; 0 far below.
+inline Floats exp_of_negative(Floats x) {
+  const Floats low = splat(-87.3f);
+  Floats value = exp_within(x < low ? low : x);
+  return x < low ? Floats{} : value;
+}
+
+// The same of any x; infinity far above.
+inline Floats exp_of(Floats x) {
+  const Floats high = splat(88.3f);
+  Floats value = exp_of_negative(x > high ? high : x);
+  return x > high ? splat(INFINITY) : value;
 }
 
 // The order of lanes that one stage of `transpose` takes from two registers: of its first result, or its second.
