@@ -36,7 +36,7 @@ from nereid.models.eager import EagerModel, StackedWeights
 from nereid.models.layers import Kernels
 from nereid.models.recorded import PackedWeights, RecordedModel
 from nereid.models.registry import Model, load_family
-from nereid.native import open_library
+from nereid.native import library_for
 from nereid.profiling import SCRATCH_BLOCKS, Profile, StepLimits, not_profiled, profile
 from nereid.request import TokenLogprobs
 from nereid.sampling.logprobs import token_logprobs
@@ -57,10 +57,8 @@ class ModelRunner:
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
         dtype, device = choose_dtype(config.dtype), torch.device("cpu")
-        library = open_library() if wants_native(config, device) else None
-        if config.quantization != "none" and not library:
-            raise ConfigError(f"quantization: got {config.quantization!r}; allowed without the native library: 'none'")
         self._backend = choose_backend(config, device)
+        library = library_for(config, device)
         kv_dtype, num_sink_tokens = choose_kv_dtype(config.kv_dtype, dtype), choose_sink_tokens(config, model_config)
         groups = groups_of(model_config, config.block_size, kv_dtype, num_sink_tokens)
         layout = BlockLayout(config.block_size, tuple(group.rule for group in groups), config.max_num_batched_tokens)
@@ -182,17 +180,14 @@ def _no_masks() -> GuideMasks:
     raise AssertionError("no request that is made up has a guide")
 
 
-def wants_native(config: EngineConfig, device: torch.device) -> bool:
-    """Whether the native library is to compute steps, where there is one."""
-    return device.type == "cpu" and config.attention_backend in ("auto", "native")
-
-
 def choose_backend(config: EngineConfig, device: torch.device) -> str:
     """What runs the kernels that are called one by one. Raises ConfigError where that cannot run here."""
     try:
-        backend = pick(device, "auto" if config.attention_backend == "native" else config.attention_backend)
+        backend = pick(device, config.attention_backend)
     except ValueError as error:
         raise ConfigError(f"attention_{error}") from error
+    if backend == "native":  # it carries out whole steps; PyTorch does what is called besides
+        backend = "cpu"
     if config.deterministic and backend != "cpu":
         raise ConfigError(f"deterministic: got true with attention_backend {backend}; allowed: false")
     return backend
