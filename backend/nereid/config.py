@@ -54,9 +54,9 @@ class EngineConfig:
     attention_sink_tokens: layers with a window see so many of a text's first tokens besides, at their own positions
         (StreamingLLM, Xiao et al. 2023, arXiv 2309.17453); their blocks stay. What such a layer computes is then meant
         to differ from the model's own code. 0: off; refused for a model without windows.
-    quantization: of the products' weights, made when the model is loaded; with the native library only. `none` keeps
-        them as they are; `int4` keeps those that make logits in 8 bits.  quantization_group_size: inputs that share a
-        scale.
+    quantization: of the products' weights, made once and kept in the cache folder; with the native library only. `none`
+        keeps them as they are; `int4` keeps those that make logits in 8 bits.  quantization_group_size: inputs that
+        share a scale.
     num_threads: threads of one CPU operation; null takes torch's default.
     block_size: tokens a KV block.
     num_blocks, kv_cache_bytes, gpu_memory_utilization: size of the pool of KV blocks, by the first of them that is

@@ -34,7 +34,8 @@ from nereid.model_config import ModelConfig
 from nereid.model_input import BatchState
 from nereid.models.eager import EagerModel, StackedWeights
 from nereid.models.layers import Kernels
-from nereid.models.recorded import PackedWeights, RecordedModel
+from nereid.models.packed import Packing, load_packed
+from nereid.models.recorded import RecordedModel
 from nereid.models.registry import Model, load_family
 from nereid.native import library_for
 from nereid.profiling import SCRATCH_BLOCKS, Profile, StepLimits, not_profiled, profile
@@ -45,7 +46,6 @@ from nereid.tiers import open_tiers
 from nereid_kernels.backends import describe, pick
 
 _LOG = logging.getLogger(__name__)
-_BITS = {"none": None, "int8": 8, "int4": 4}
 _LOGPROB_ROWS = 64  # positions of prompts whose logits are in memory at a time
 
 
@@ -67,8 +67,8 @@ class ModelRunner:
         self._model: Model
         if library:
             most = config.max_num_batched_tokens, config.max_num_batched_tokens + config.max_num_seqs
-            weights = PackedWeights(library, _BITS[config.quantization], config.quantization_group_size)
-            packed = load_family(directory, model_config, dtype, weights)
+            packing = Packing(library.tile, config.quantization, config.quantization_group_size)
+            packed = load_packed(directory, model_config, dtype, packing)
             self._model = RecordedModel(packed, library, dtype, *most)
         else:
             stacked = load_family(directory, model_config, dtype, StackedWeights())

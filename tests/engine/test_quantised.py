@@ -9,8 +9,6 @@ import pytest
 import torch
 import transformers
 
-from nereid.native import open_library
-from nereid_kernels.native.build import BuildError
 from nereid_kernels.native.quantising import quantise
 from tests.engine.test_deterministic import assert_same_bits, logits_by_request, make_request
 from tests.engine.test_kv_dtype import make_requests
@@ -20,12 +18,7 @@ LENGTHS = (1, 7, 8, 40, 100)
 BITS = {"int8": 8, "int4": 4}
 
 
-@pytest.fixture(autouse=True)
-def needs_the_library() -> None:
-    try:
-        open_library()
-    except (BuildError, OSError) as error:
-        pytest.skip(f"no native library: {error}")
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def dequantised(weight: torch.Tensor, bits: int) -> torch.Tensor:
