@@ -44,6 +44,7 @@ from nereid.sampling.logprobs import token_logprobs
 from nereid.sampling.sampler import Sampler, SamplingRow
 from nereid.tiers import open_tiers
 from nereid_kernels.backends import describe, pick
+from nereid_kernels.native.library import Library
 
 _LOG = logging.getLogger(__name__)
 _LOGPROB_ROWS = 64  # positions of prompts whose logits are in memory at a time
@@ -78,7 +79,8 @@ class ModelRunner:
         profiled = self._profile(groups, StepLimits.of(config, groups, max_len), device)
         size = budget.size(profiled.memory)
         self._cache = KVCacheStorage(groups, size.num_blocks, device)
-        tiers = open_tiers(directory, config, groups, dtype, self._cache, self._backend)
+        computed_by = _computed_by(config, library, self._backend)
+        tiers = open_tiers(directory, config, groups, dtype, self._cache, self._backend, computed_by)
         self._transfer = tiers.transfer
         self.capacity = Capacity(
             size.num_blocks, budget.page_bytes, config.block_size, layout.groups,
@@ -178,6 +180,14 @@ class ModelRunner:
 
 def _no_masks() -> GuideMasks:
     raise AssertionError("no request that is made up has a guide")
+
+
+def _computed_by(config: EngineConfig, library: Library | None, backend: str) -> str:
+    """What computes KV, and with which weights."""
+    if library is None:
+        return backend
+    group = f" in groups of {config.quantization_group_size}" if config.quantization != "none" else ""
+    return f"native {library.variant}, quantization {config.quantization}{group}"
 
 
 def choose_backend(config: EngineConfig, device: torch.device) -> str:

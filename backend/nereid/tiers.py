@@ -51,12 +51,16 @@ def open_tiers(
     weight_dtype: torch.dtype,
     storage: KVCacheStorage,
     backend: str,
+    computed_by: str,
 ) -> Tiers:
-    """directory: the model's.  backend: which kernels run. Raises ConfigError or ModelLoadError."""
+    """directory: the model's.  backend: which kernels run.  computed_by: what computes KV, and with which weights.
+
+    Raises ConfigError or ModelLoadError.
+    """
     block_bytes = page_bytes(tuple(groups))
     print_of_all, disk, names = "", None, None
     if config.disk_cache_dir is not None:
-        facts = str(weight_dtype), *map(repr, groups), *_computed_by(config, backend)
+        facts = str(weight_dtype), *map(repr, groups), *_computed_by(config, computed_by)
         print_of_all = model_fingerprint(directory, facts)
         disk = DiskStore(Path(config.disk_cache_dir), config.disk_cache_bytes, print_of_all, block_bytes)
         names = disk.names()
@@ -70,7 +74,7 @@ def open_tiers(
     return Tiers(transfer, print_of_all, names, rates)
 
 
-def _computed_by(config: EngineConfig, backend: str) -> tuple[str, ...]:
+def _computed_by(config: EngineConfig, computed_by: str) -> tuple[str, ...]:
     """What the bits of KV depend on beside the model: blocks are kept apart as strictly as `deterministic` promises."""
-    facts = (backend, torch.__version__, torch.backends.cpu.get_cpu_capability())
+    facts = (computed_by, torch.__version__, torch.backends.cpu.get_cpu_capability())
     return (*facts, f"deterministic with {torch.get_num_threads()} threads") if config.deterministic else facts

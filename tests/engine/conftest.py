@@ -39,7 +39,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         library = ensure_built(print)
     except (BuildError, OSError) as error:
         pytest.skip(f"no native library: {error}")
-    cache = tmp_path / "cache"
+    cache = tmp_path / "nereid-cache"
     cache.mkdir()
     (cache / library.name).symlink_to(library)
     monkeypatch.setenv("NEREID_CACHE", str(cache))
