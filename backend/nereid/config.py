@@ -47,15 +47,16 @@ class EngineConfig:
     kv_dtype: of the KV cache: `auto` is the model's; `fp8_e4m3` and `int8` take a byte a number, and 4 bytes for each
         token and KV head of a layer's keys, and of its values, for their scales.
     attention_backend: what computes steps: `auto` is the native library on a CPU, or PyTorch where that cannot be
-        built, and the Triton-lang kernels on a GPU; `native` and `cpu` are one of the former two; `triton_lang` on
-        the CPU needs TRITON_INTERPRET=1, and is for tests.
+        built, and the Triton-lang kernels on a GPU; `native` and `cpu` are one of the former two, and `native` is
+        refused where it cannot be built; `triton_lang` on the CPU needs TRITON_INTERPRET=1, and is for tests.
     deterministic: a request's tokens have the same bits whatever is served beside it and however its prompt is cut;
         slower; on the CPU only.
     attention_sink_tokens: layers with a window see so many of a text's first tokens besides, at their own positions
         (StreamingLLM, Xiao et al. 2023, arXiv 2309.17453); their blocks stay. What such a layer computes is then meant
         to differ from the model's own code. 0: off; refused for a model without windows.
-    quantization: of the products' weights, made when the model is loaded; on the CPU only. `none` keeps them as they
-        are; `int4` keeps those that make logits in 8 bits.  quantization_group_size: inputs that share a scale.
+    quantization: of the products' weights, made once and kept in the cache folder; with the native library only. `none`
+        keeps them as they are; `int4` keeps those that make logits in 8 bits.  quantization_group_size: inputs that
+        share a scale.
     num_threads: threads of one CPU operation; null takes torch's default.
     block_size: tokens a KV block.
     num_blocks, kv_cache_bytes, gpu_memory_utilization: size of the pool of KV blocks, by the first of them that is

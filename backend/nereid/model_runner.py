@@ -34,18 +34,19 @@ from nereid.model_config import ModelConfig
 from nereid.model_input import BatchState
 from nereid.models.eager import EagerModel, StackedWeights
 from nereid.models.layers import Kernels
-from nereid.models.recorded import PackedWeights, RecordedModel
+from nereid.models.packed import Packing, load_packed
+from nereid.models.recorded import RecordedModel
 from nereid.models.registry import Model, load_family
-from nereid.native import open_library
+from nereid.native import library_for
 from nereid.profiling import SCRATCH_BLOCKS, Profile, StepLimits, not_profiled, profile
 from nereid.request import TokenLogprobs
 from nereid.sampling.logprobs import token_logprobs
 from nereid.sampling.sampler import Sampler, SamplingRow
 from nereid.tiers import open_tiers
 from nereid_kernels.backends import describe, pick
+from nereid_kernels.native.library import Library
 
 _LOG = logging.getLogger(__name__)
-_BITS = {"none": None, "int8": 8, "int4": 4}
 _LOGPROB_ROWS = 64  # positions of prompts whose logits are in memory at a time
 
 
@@ -57,10 +58,8 @@ class ModelRunner:
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
         dtype, device = choose_dtype(config.dtype), torch.device("cpu")
-        library = open_library() if wants_native(config, device) else None
-        if config.quantization != "none" and not library:
-            raise ConfigError(f"quantization: got {config.quantization!r}; allowed without the native library: 'none'")
         self._backend = choose_backend(config, device)
+        library = library_for(config, device)
         kv_dtype, num_sink_tokens = choose_kv_dtype(config.kv_dtype, dtype), choose_sink_tokens(config, model_config)
         groups = groups_of(model_config, config.block_size, kv_dtype, num_sink_tokens)
         layout = BlockLayout(config.block_size, tuple(group.rule for group in groups), config.max_num_batched_tokens)
@@ -69,8 +68,8 @@ class ModelRunner:
         self._model: Model
         if library:
             most = config.max_num_batched_tokens, config.max_num_batched_tokens + config.max_num_seqs
-            weights = PackedWeights(library, _BITS[config.quantization], config.quantization_group_size)
-            packed = load_family(directory, model_config, dtype, weights)
+            packing = Packing(library.tile, config.quantization, config.quantization_group_size)
+            packed = load_packed(directory, model_config, dtype, packing)
             self._model = RecordedModel(packed, library, dtype, *most)
         else:
             stacked = load_family(directory, model_config, dtype, StackedWeights())
@@ -80,7 +79,8 @@ class ModelRunner:
         profiled = self._profile(groups, StepLimits.of(config, groups, max_len), device)
         size = budget.size(profiled.memory)
         self._cache = KVCacheStorage(groups, size.num_blocks, device)
-        tiers = open_tiers(directory, config, groups, dtype, self._cache, self._backend)
+        computed_by = _computed_by(config, library, self._backend)
+        tiers = open_tiers(directory, config, groups, dtype, self._cache, self._backend, computed_by)
         self._transfer = tiers.transfer
         self.capacity = Capacity(
             size.num_blocks, budget.page_bytes, config.block_size, layout.groups,
@@ -182,17 +182,22 @@ def _no_masks() -> GuideMasks:
     raise AssertionError("no request that is made up has a guide")
 
 
-def wants_native(config: EngineConfig, device: torch.device) -> bool:
-    """Whether the native library is to compute steps, where there is one."""
-    return device.type == "cpu" and config.attention_backend in ("auto", "native")
+def _computed_by(config: EngineConfig, library: Library | None, backend: str) -> str:
+    """What computes KV, and with which weights."""
+    if library is None:
+        return backend
+    group = f" in groups of {config.quantization_group_size}" if config.quantization != "none" else ""
+    return f"native {library.variant}, quantization {config.quantization}{group}"
 
 
 def choose_backend(config: EngineConfig, device: torch.device) -> str:
     """What runs the kernels that are called one by one. Raises ConfigError where that cannot run here."""
     try:
-        backend = pick(device, "auto" if config.attention_backend == "native" else config.attention_backend)
+        backend = pick(device, config.attention_backend)
     except ValueError as error:
         raise ConfigError(f"attention_{error}") from error
+    if backend == "native":  # it carries out whole steps; PyTorch does what is called besides
+        backend = "cpu"
     if config.deterministic and backend != "cpu":
         raise ConfigError(f"deterministic: got true with attention_backend {backend}; allowed: false")
     return backend

@@ -1,5 +1,6 @@
-"""The CPU's native library: built once, where there is a compiler, and kept in Nereid's cache folder.
+"""The CPU's native library: built once, where there is a compiler, and kept in Nereid's cache folder; who uses it.
 
+Always holds: what a setting asks of it is refused where it cannot be had; only `auto` goes on without it.
 `./nereid` calls this module when it sets up an environment (python -m nereid.native), so that no server has to wait.
 """
 
@@ -9,6 +10,10 @@ import logging
 import sys
 from pathlib import Path
 
+import torch
+
+from nereid.config import EngineConfig
+from nereid.errors import ConfigError
 from nereid.paths import Progress, build_once, cache_dir
 from nereid_kernels.native.build import BuildError, build, key
 from nereid_kernels.native.library import Library, fitting_variant
@@ -21,17 +26,35 @@ def ensure_built(progress: Progress) -> Path:
     return build_once(cache_dir() / f"native-{key()}", build, progress)
 
 
-def open_library() -> Library | None:
-    """The variant for this processor; None, with a line in the log, where there is none or it cannot be built."""
+def open_library() -> Library:
+    """The variant for this processor. Raises BuildError or OSError, which say why it cannot be had."""
     variant = fitting_variant()
     if variant is None:
-        _LOG.info("no native library: there is none for this processor")
+        raise BuildError("there is none for this processor")
+    return Library(ensure_built(_LOG.info) / f"{variant}.so")
+
+
+def library_for(config: EngineConfig, device: torch.device) -> Library | None:
+    """What is to compute steps; None: something else does. Raises ConfigError where a setting needs it in vain."""
+    if device.type != "cpu" or config.attention_backend not in ("auto", "native"):
+        if config.quantization != "none":
+            place = f"attention_backend {config.attention_backend!r} on {device}"
+            raise ConfigError(f"quantization: got {config.quantization!r} with {place}; allowed: 'none'")
         return None
     try:
-        return Library(ensure_built(_LOG.info) / f"{variant}.so")
+        return open_library()
     except (BuildError, OSError) as error:
+        _refuse_what_needs_it(config, error)
         _LOG.warning("no native library, so that steps take longer: %s", error)
         return None
+
+
+def _refuse_what_needs_it(config: EngineConfig, reason: Exception) -> None:
+    without = "allowed without the native library"
+    if config.attention_backend == "native":
+        raise ConfigError(f"attention_backend: got 'native'; {without}: 'auto', 'cpu' ({reason})") from reason
+    if config.quantization != "none":
+        raise ConfigError(f"quantization: got {config.quantization!r}; {without}: 'none' ({reason})") from reason
 
 
 def main() -> int:

@@ -6,7 +6,6 @@ Raises ConfigError at load for what can be known then; later a disk that fails c
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +14,11 @@ import torch
 
 from nereid.batch import TransferRates
 from nereid.config import EngineConfig
-from nereid.errors import ModelLoadError
 from nereid.kv_memory.disk_store import DiskStore
-from nereid.kv_memory.fingerprint import fingerprint
 from nereid.kv_memory.groups import KVCacheGroup
 from nereid.kv_memory.storage import KVCacheStorage, page_bytes
 from nereid.kv_memory.transfer import BlockTransfer, swap_rates
-from nereid.models.weights import WeightReader
+from nereid.models.weights import model_fingerprint
 
 _LOG = logging.getLogger(__name__)
 
@@ -54,12 +51,17 @@ def open_tiers(
     weight_dtype: torch.dtype,
     storage: KVCacheStorage,
     backend: str,
+    computed_by: str,
 ) -> Tiers:
-    """directory: the model's.  backend: which kernels run. Raises ConfigError or ModelLoadError."""
+    """directory: the model's.  backend: which kernels run.  computed_by: what computes KV, and with which weights.
+
+    Raises ConfigError or ModelLoadError.
+    """
     block_bytes = page_bytes(tuple(groups))
     print_of_all, disk, names = "", None, None
     if config.disk_cache_dir is not None:
-        print_of_all = _fingerprint(directory, (str(weight_dtype), *map(repr, groups), *_computed_by(config, backend)))
+        facts = str(weight_dtype), *map(repr, groups), *_computed_by(config, computed_by)
+        print_of_all = model_fingerprint(directory, facts)
         disk = DiskStore(Path(config.disk_cache_dir), config.disk_cache_bytes, print_of_all, block_bytes)
         names = disk.names()
         _LOG.info("disk: %s, %d blocks there, at most %.0f MiB",
@@ -72,18 +74,7 @@ def open_tiers(
     return Tiers(transfer, print_of_all, names, rates)
 
 
-def _computed_by(config: EngineConfig, backend: str) -> tuple[str, ...]:
+def _computed_by(config: EngineConfig, computed_by: str) -> tuple[str, ...]:
     """What the bits of KV depend on beside the model: blocks are kept apart as strictly as `deterministic` promises."""
-    facts = (backend, torch.__version__, torch.backends.cpu.get_cpu_capability())
+    facts = (computed_by, torch.__version__, torch.backends.cpu.get_cpu_capability())
     return (*facts, f"deterministic with {torch.get_num_threads()} threads") if config.deterministic else facts
-
-
-def _fingerprint(directory: Path, facts: tuple[str, ...]) -> str:
-    """facts: all but the model's files."""
-    start = time.monotonic()
-    try:
-        found = fingerprint([directory / "config.json", *WeightReader(directory).files], facts)
-    except OSError as error:
-        raise ModelLoadError(f"{directory}: {error}") from error
-    _LOG.info("read all of the model in %.1f s, to tell its blocks from other models'", time.monotonic() - start)
-    return found

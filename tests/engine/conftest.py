@@ -9,6 +9,8 @@ import pytest
 import torch
 import transformers
 
+from nereid.native import ensure_built, open_library
+from nereid_kernels.native.build import BuildError
 from tests.engine.tiny import make_tiny_llama
 
 
@@ -27,6 +29,21 @@ def directory(tiny_llama: tuple[Path, transformers.LlamaForCausalLM]) -> Path:
 @pytest.fixture(scope="package")
 def model(tiny_llama: tuple[Path, transformers.LlamaForCausalLM]) -> transformers.LlamaForCausalLM:
     return tiny_llama[1]
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own, with the native library in it; without one the test is skipped."""
+    try:
+        open_library()
+        library = ensure_built(print)
+    except (BuildError, OSError) as error:
+        pytest.skip(f"no native library: {error}")
+    cache = tmp_path / "nereid-cache"
+    cache.mkdir()
+    (cache / library.name).symlink_to(library)
+    monkeypatch.setenv("NEREID_CACHE", str(cache))
+    return cache
 
 
 @pytest.fixture(autouse=True)

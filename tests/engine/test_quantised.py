@@ -9,22 +9,16 @@ import pytest
 import torch
 import transformers
 
-from nereid.errors import ConfigError
-from nereid.native import open_library
 from nereid_kernels.native.quantising import quantise
 from tests.engine.test_deterministic import assert_same_bits, logits_by_request, make_request
 from tests.engine.test_kv_dtype import make_requests
-from tests.engine.tiny import SteppedEngine
 
 GROUP = 16
 LENGTHS = (1, 7, 8, 40, 100)
 BITS = {"int8": 8, "int4": 4}
 
 
-@pytest.fixture(autouse=True)
-def needs_the_library() -> None:
-    if open_library() is None:
-        pytest.skip("there is no native library here")
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def dequantised(weight: torch.Tensor, bits: int) -> torch.Tensor:
@@ -71,8 +65,3 @@ def test_bits_do_not_depend_on_what_is_beside_a_request(directory: Path, quantiz
     requests = [make_request(index, tuple(range(3, 3 + length)), 12) for index, length in enumerate(LENGTHS)]
     settings = {"quantization": quantization, "quantization_group_size": GROUP, "dtype": dtype, "block_size": 8}
     assert_same_bits(directory, requests, settings)
-
-
-def test_without_the_library_it_is_refused(directory: Path) -> None:
-    with pytest.raises(ConfigError, match="quantization: got 'int8'; allowed without the native library: 'none'"):
-        SteppedEngine(directory, {"quantization": "int8", "attention_backend": "cpu"})

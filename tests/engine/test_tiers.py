@@ -101,6 +101,18 @@ def test_whatever_makes_other_kv_makes_another_fingerprint(directory: Path, tmp_
     assert make_runner(directory).capacity.fingerprint == ""  # nothing is kept that it would tell apart
 
 
+@pytest.mark.usefixtures("own_cache")
+def test_other_weights_and_another_implementation_make_another_fingerprint(directory: Path, tmp_path: Path) -> None:
+    """They compute other KV of the same tokens."""
+    settings: list[dict[str, object]] = [
+        {}, {"attention_backend": "cpu"}, {"quantization": "int8"}, {"quantization": "int4"},
+        {"quantization": "int4", "quantization_group_size": 64},
+    ]  # fmt: skip
+    found = {fingerprint_of(directory, tmp_path, **change) for change in settings}
+    assert len(found) == len(settings)
+    assert fingerprint_of(directory, tmp_path, quantization_group_size=64) in found  # without quantization it is unused
+
+
 def fingerprint_of(model: Path, folder: Path, **settings: object) -> str:
     runner = make_runner(model, disk_cache_dir=str(folder / "cache"), **settings)
     runner.close()

@@ -15,7 +15,7 @@ BACKEND = ROOT / "backend" / "nereid"
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "paths": set(),
-    "native": {"paths"},
+    "native": {"config", "errors", "paths"},
     "request": {"errors"},
     "batch": {"request"},
     "statistics": {"request"},

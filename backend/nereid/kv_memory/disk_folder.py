@@ -1,6 +1,7 @@
-"""DiskFolder: the directory of stored blocks: which files are there, how they come and go; not what is in them.
+"""DiskFolder: a directory of stored blocks: which files are there, how they come and go; not what is in them.
 
-A block's file is `AB/ABCD....kv`, by its name; everything else is foreign and left alone. Always holds: a file appears
+A block is what may be lost at any time: of the KV cache, or a model's packed weights, which have an ending of their
+own. Its file is `AB/ABCD....kv`, by its name; everything else is foreign and left alone. Always holds: a file appears
 whole, by renaming; what a killed process was writing bears another name, and is removed by the next that starts. Any
 number of processes may share a directory: a file may be gone at any time, which is no error.
 """
@@ -20,9 +21,10 @@ from pathlib import Path
 
 from nereid.kv_memory.disk_format import Bytes
 
+ENDING = ".kv"
 _LOG = logging.getLogger(__name__)
 _SUBFOLDER = re.compile(r"[0-9a-f]{2}")
-_BLOCK = re.compile(r"([0-9a-f]{16,128})\.kv")
+_NAME = re.compile(r"[0-9a-f]{16,128}")
 _PARTIAL = re.compile(r"\.[0-9a-f]{16,128}\.[0-9a-f]{16}\.partial")
 _OF_THE_SYSTEM = {"lost+found"}
 _TRIAL = "0" * 64
@@ -56,11 +58,12 @@ class Contents:
 class DiskFolder:
     """Files of at most `max_bytes` together. `write` belongs to one thread; the rest may be called by any."""
 
-    def __init__(self, directory: Path, max_bytes: int) -> None:
-        """The directory must exist. Raises OSError where it cannot be read."""
+    def __init__(self, directory: Path, max_bytes: int, ending: str = ENDING) -> None:
+        """The directory must exist.  ending: of files' names. Raises OSError where it cannot be read."""
         self._directory = directory
         self._max_bytes = max_bytes
-        contents = contents_of(directory)
+        self._ending = ending
+        contents = contents_of(directory, ending)
         for path in contents.partial:
             _remove_abandoned(path)
         if contents.foreign:
@@ -73,9 +76,9 @@ class DiskFolder:
 
     def path(self, name: str) -> Path:
         """Where the block of this name lies, if it does. Raises ValueError where `name` is no name of a block."""
-        if not _BLOCK.fullmatch(f"{name}.kv"):
+        if not _NAME.fullmatch(name):
             raise ValueError(f"name: got {name[:130]!r}; allowed: 16 to 128 characters of 0-9 and a-f")
-        return self._directory / name[:2] / f"{name}.kv"
+        return self._directory / name[:2] / (name + self._ending)
 
     def touch(self, name: str, used_ns: int) -> bool:
         """Note that a block is used. False where there is none."""
@@ -155,7 +158,7 @@ class DiskFolder:
         return bool(blocks)
 
     def _count(self) -> list[StoredFile]:
-        contents = contents_of(self._directory)
+        contents = contents_of(self._directory, self._ending)
         self._total, self._unseen = contents.total_bytes, 0
         return contents.blocks
 
@@ -168,13 +171,13 @@ class DiskFolder:
                 self._total -= block.size
 
 
-def contents_of(directory: Path) -> Contents:
+def contents_of(directory: Path, ending: str = ENDING) -> Contents:
     """Look through a directory. Raises OSError where it cannot be read."""
     found = Contents()
     with os.scandir(directory) as entries:
         for entry in entries:
             if _SUBFOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
-                _look_into(entry.path, found)
+                _look_into(entry.path, ending, found)
             elif entry.name not in _OF_THE_SYSTEM:
                 found.foreign.append(Path(entry.path))
     return found
@@ -185,12 +188,13 @@ def stored_names(directory: Path) -> frozenset[str]:
     return frozenset(block.name for block in contents_of(directory).blocks)
 
 
-def _look_into(folder: str, found: Contents) -> None:
+def _look_into(folder: str, ending: str, found: Contents) -> None:
     for entry in _entries(folder):
-        if (match := _BLOCK.fullmatch(entry.name)) and entry.is_file(follow_symlinks=False):
+        name = entry.name.removesuffix(ending)
+        if name != entry.name and _NAME.fullmatch(name) and entry.is_file(follow_symlinks=False):
             with suppress(FileNotFoundError):
                 status = entry.stat(follow_symlinks=False)
-                found.blocks.append(StoredFile(match[1], status.st_size, status.st_mtime_ns))
+                found.blocks.append(StoredFile(name, status.st_size, status.st_mtime_ns))
         elif _PARTIAL.fullmatch(entry.name):
             found.partial.append(Path(entry.path))
         else:

@@ -1,4 +1,5 @@
-"""fingerprint: of all that a block's bytes depend on beside its tokens. Pure: of files and texts; knows no tensor.
+"""fingerprint: of all that stored bytes depend on: a block's, beside its tokens, or packed weights'. Pure: of files and
+texts; knows no tensor.
 
 Every byte of the model's files is read, so that a change anywhere in them is noticed. What is not: a changed way of
 computing from the same facts, for which REVISION is there.

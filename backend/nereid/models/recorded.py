@@ -15,47 +15,11 @@ from torch import Tensor
 from nereid.kv_memory.storage import KVCacheStorage
 from nereid.model_input import ModelInput
 from nereid.models.family import Family
+from nereid.models.packed import Weight
 from nereid_kernels.native.library import Library
-from nereid_kernels.native.packing import (
-    PackedWeight,
-    QuantisedWeight,
-    pack,
-    pack_gated,
-    pack_quantised,
-    pack_quantised_gated,
-)
 from nereid_kernels.native.program import Buffer, LayerKV, Program, Rows, StepArrays
 
 _LOGIT_ROWS = 64  # of a call
-
-
-Weight = PackedWeight | QuantisedWeight
-_HEAD_BITS = 8  # at least: logits are what is drawn from
-
-
-class PackedWeights:
-    """Weights in the order in which the library's products read them, with fewer bits where that is asked for."""
-
-    def __init__(self, library: Library, bits: int | None = None, group: int = 32) -> None:
-        """bits: 8 or 4; None: as they are.  group: inputs that share a scale."""
-        self._tile = library.tile
-        self._bits = bits
-        self._group = group
-
-    def keep(self, weight: Tensor) -> Weight:
-        if self._bits is None:
-            return pack(weight, self._tile)
-        return pack_quantised(weight, self._tile, self._bits, self._group)
-
-    def keep_head(self, weight: Tensor) -> Weight:
-        if self._bits is None:
-            return pack(weight, self._tile)
-        return pack_quantised(weight, self._tile, max(self._bits, _HEAD_BITS), self._group)
-
-    def keep_gated(self, gate: Tensor, up: Tensor) -> Weight:
-        if self._bits is None:
-            return pack_gated(gate, up, self._tile)
-        return pack_quantised_gated(gate, up, self._tile, self._bits, self._group)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,9 @@ Owns the open files. Invariant: `close` raises unless every tensor was read, so 
 from __future__ import annotations
 
 import json
+import logging
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -13,7 +16,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from nereid.errors import ModelLoadError
+from nereid.kv_memory.fingerprint import fingerprint
 
+_LOG = logging.getLogger(__name__)
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 
@@ -83,3 +88,16 @@ class WeightReader:
             raise ModelLoadError(
                 f"{self._directory}: tensors that this model has no use for: {', '.join(sorted(left)[:5])}"
             )
+
+
+def model_fingerprint(directory: Path, facts: Sequence[str]) -> str:
+    """See `fingerprint`.  facts: all but the model's files. Raises ModelLoadError where they cannot be read."""
+    start = time.monotonic()
+    try:
+        found = fingerprint([directory / "config.json", *WeightReader(directory).files], facts)
+    except OSError as error:
+        raise ModelLoadError(f"{directory}: {error}") from error
+    _LOG.info(
+        "read all of the model in %.1f s, to tell what is stored of it from other models'", time.monotonic() - start
+    )
+    return found

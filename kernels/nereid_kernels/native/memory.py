@@ -24,3 +24,8 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)  # which keeps the memory
+
+
+def placed(tensor: Tensor) -> Tensor:
+    """A copy in such memory, contiguous."""
+    return empty(tuple(tensor.shape), tensor.dtype).copy_(tensor)

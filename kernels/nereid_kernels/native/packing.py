@@ -12,8 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nereid_kernels.native.memory import empty
+from nereid_kernels.native.memory import placed
 from nereid_kernels.native.quantising import quantise
+
+REVISION = 1
+"""Raise it when other bits come of the same quantised weights, or in another order: stored ones are then void."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ def _tiles(weight: Tensor, tile: int) -> Tensor:
     if weight.shape[1] % unit:
         raise ValueError(f"weight: got {weight.shape[1]} input features in {weight.dtype}; allowed: an even number")
     tiles = weight.reshape(-1, tile, weight.shape[1] // unit, unit)  # [tiles, tile, in / unit, unit]
-    return _placed(tiles.transpose(1, 2))
+    return placed(tiles.transpose(1, 2))
 
 
 def _quantised_tiles(weight: Tensor, tile: int, bits: int, group: int) -> tuple[Tensor, Tensor]:
@@ -93,8 +96,4 @@ def _quantised_tiles(weight: Tensor, tile: int, bits: int, group: int) -> tuple[
     if bits == 4:
         codes = (codes + 8).to(torch.uint8)
         codes = codes[:, 0::2] | codes[:, 1::2] << 4
-    return _placed(codes), _placed(scales)
-
-
-def _placed(tensor: Tensor) -> Tensor:
-    return empty(tuple(tensor.shape), tensor.dtype).copy_(tensor)
+    return placed(codes), placed(scales)
