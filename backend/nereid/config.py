@@ -43,7 +43,7 @@ class EngineConfig:
     """Settings of one engine.
 
     model: Hugging Face directory (absolute, or relative to model.json), `package:NAME`, or a hub id.
-    dtype: `auto` is bfloat16 where the processor computes in it, else float32.
+    dtype: `auto` is bfloat16, but float32 where PyTorch computes on a processor without instructions for bfloat16.
     kv_dtype: of the KV cache: `auto` is the model's; `fp8_e4m3` and `int8` take a byte a number, and 4 bytes for each
         token and KV head of a layer's keys, and of its values, for their scales.
     attention_backend: what computes steps: `auto` is the native library on a CPU, or PyTorch where that cannot be

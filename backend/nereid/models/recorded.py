@@ -43,6 +43,7 @@ class RecordedModel:
         self._head = Program(library, dtype, 0, _LOGIT_ROWS)
         self._head_input = self._head.input(Rows.HIDDEN_ROWS, family.hidden_size)
         self._logits = self._head.matmul(self._head_input, family.head, wide=True)
+        self._all_logits = torch.empty(0, self._logits.width)  # of more rows than one call's; kept for the next step
 
     @torch.inference_mode()
     def forward(self, batch: ModelInput, cache: KVCacheStorage, num_layers: int | None = None) -> Tensor:
@@ -60,14 +61,20 @@ class RecordedModel:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """See `registry.Model`."""
-        out = torch.empty(len(hidden), self._logits.width)
+        """See `registry.Model`. Overwritten by the next call."""
+        if len(hidden) <= _LOGIT_ROWS:
+            return self._some_logits(hidden)
+        if len(self._all_logits) < len(hidden):
+            self._all_logits = torch.empty(len(hidden), self._logits.width)
         for start in range(0, len(hidden), _LOGIT_ROWS):
-            part = hidden[start : start + _LOGIT_ROWS]
-            self._head_input.memory[: len(part)] = part
-            self._head.run(_rows_alone(len(part)))
-            out[start : start + len(part)] = self._logits.memory[: len(part)]
-        return out
+            part = slice(start, min(start + _LOGIT_ROWS, len(hidden)))
+            self._all_logits[part] = self._some_logits(hidden[part])
+        return self._all_logits[: len(hidden)]
+
+    def _some_logits(self, hidden: Tensor) -> Tensor:
+        self._head_input.memory[: len(hidden)] = hidden
+        self._head.run(_rows_alone(len(hidden)))
+        return self._logits.memory[: len(hidden)]
 
 
 class _Recorder:

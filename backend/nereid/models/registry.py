@@ -35,7 +35,7 @@ class Model(Protocol):
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, vocabulary] float32, which the caller may change."""
+        """[rows, vocabulary] float32, which the caller may change; overwritten by the next call."""
         ...
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 _RANGES = {8: (-127, 127), 4: (-8, 7)}
 _SHRINKS = {8: (1.0,), 4: (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)}  # of the scale that meets the largest magnitude
-_ROWS = 4096  # at a time
+_ROWS = 512  # at a time
 
 
 def quantise(weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
