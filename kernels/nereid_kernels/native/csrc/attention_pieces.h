@@ -39,6 +39,12 @@ struct Sight {
     return !window || key + count > first - window + 1 || key < num_sinks;
   }
 
+  // Whether each of them is seen by some query.
+  bool each(int64_t key, int64_t count) const {
+    if (key + count > last + 1) return false;
+    return !window || key > first - window || key + count <= num_sinks;
+  }
+
   // Whether the query at `position` sees all of them.
   bool all(int64_t key, int64_t count, int64_t position) const {
     return key + count <= position + 1 && (!window || key > position - window);

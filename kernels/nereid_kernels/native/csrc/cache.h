@@ -20,22 +20,14 @@ struct Cache {
   CacheFormat format;
 };
 
-inline float from_e4m3(uint8_t code) {
-  uint32_t sign = uint32_t(code & 0x80) << 24, rest = code & 0x7f;
-  float magnitude;
-  if (rest == 0x7f) {
-    magnitude = NAN;
-  } else if (rest < 8) {
-    magnitude = float(rest) * 0.001953125f;  // steps of 2^-9
-  } else {
-    uint32_t bits = (rest << 20) + (120u << 23);
-    std::memcpy(&magnitude, &bits, 4);
-  }
-  uint32_t bits;
-  std::memcpy(&bits, &magnitude, 4);
-  bits |= sign;
-  std::memcpy(&magnitude, &bits, 4);
-  return magnitude;
+// float8 e4m3 as the bits of float32: the exponent's bias is 7, and there are no infinities.
+inline Floats from_e4m3(Ints code) {
+  Bits rest = (Bits)code & 0x7f;
+  Floats normal = (Floats)((rest << 20) + (120u << 23));
+  Floats small = __builtin_convertvector((Ints)rest, Floats) * 0.001953125f;  // steps of 2^-9
+  Floats magnitude = rest < 8 ? small : normal;
+  magnitude = rest == 0x7f ? splat(NAN) : magnitude;
+  return (Floats)((Bits)magnitude | ((Bits)code & 0x80) << 24);
 }
 
 // Where a slot of a head begins: elements from the layer's first block on.
@@ -43,18 +35,22 @@ inline int64_t element(const Cache& cache, int64_t block, int64_t head, int64_t 
   return block * cache.block_stride + (head * cache.block_size + place) * cache.head_dim;
 }
 
-// One slot's key or value as rows of T: a pointer into the cache, or a copy in `decoded`.
+// The scale of the slot that begins there: floats from the layer's first on.
+inline int64_t scale_of(const Cache& cache, int64_t at) {
+  return at / cache.block_stride * cache.scale_stride + at % cache.block_stride / cache.head_dim;
+}
+
+// A slot's quantised key or value as numbers: head_dim of them.
 template <class T>
-inline const T* read_row(const Cache& cache, const char* data, const float* scales, int64_t at, T* decoded) {
-  if (cache.format == SAME) return reinterpret_cast<const T*>(data) + at;
-  float scale = 1.0f;
-  if (scales) scale = scales[at / cache.block_stride * cache.scale_stride + at % cache.block_stride / cache.head_dim];
-  const char* codes = data + at;
-  for (int64_t i = 0; i < cache.head_dim; i++) {
-    float value = cache.format == CACHE_INT8 ? float(int8_t(codes[i])) : from_e4m3(uint8_t(codes[i]));
-    store_one(decoded + i, value * scale);
+inline void dequantise(const Cache& cache, const char* codes, float scale, T* to) {
+  for (int64_t i = 0; i < cache.head_dim; i += LANES) {
+    UBytes some{};
+    if (i + LANES <= cache.head_dim) some = load_as<UBytes>(codes + i);
+    else std::memcpy(&some, codes + i, cache.head_dim - i);
+    Floats numbers = cache.format == CACHE_INT8 ? __builtin_convertvector(widen((Bytes)some), Floats)
+                                                : from_e4m3(widen(some));
+    store_within(to, i, cache.head_dim, numbers * scale);
   }
-  return decoded;
 }
 
 }  // namespace nereid

@@ -8,6 +8,22 @@
 
 namespace nereid {
 
+// Has a tile's rows fetched, some at each step of a product. A block lies on pages of its own, up to which the processor
+// does not look ahead by itself; and all at once would wait for the memory.
+struct FetchRows {
+  static constexpr int64_t UNSEEN = -1;
+
+  const char* data = nullptr;
+  const int64_t* slots = nullptr;  // elements from data on
+  int64_t size = 0, row_bytes = 0, per_step = 0;
+
+  void operator()(int64_t step) const {
+    for (int64_t slot = step * per_step; slot < std::min<int64_t>((step + 1) * per_step, TILE); slot++)
+      for (int64_t byte = 0; slots[slot] != UNSEEN && byte < row_bytes; byte += 64)
+        __builtin_prefetch(data + slots[slot] * size + byte);
+  }
+};
+
 // For one thread.  T: what the model computes in.  Tiles are of what that is multiplied as, and keep what they hold until
 // the next ones are read.
 template <class T>
@@ -21,92 +37,100 @@ class KVTiles {
   // Tiles of values: the head's width, filled up.
   int64_t head_tiles() const { return head_tiles_; }
 
-  // Find the slots of TILE keys from `first` on, and have the processor fetch the beginning of each block's rows: a block
-  // lies on pages of its own, up to which it does not look ahead by itself.
-  void fetch(const int32_t* table, int64_t kv_head, int64_t first, const Sight& sight) {
-    int64_t size = cache_.format == SAME ? int64_t(sizeof(T)) : 1;
+  // Find the slots of TILE keys from `first` on; those of no key where that is not below `end`.
+  void find(const int32_t* table, int64_t kv_head, int64_t first, int64_t end, const Sight& sight) {
+    if (first >= end) return void(std::fill_n(found_, TILE, UNSEEN));
     int64_t index = first / cache_.block_size, place = first % cache_.block_size;
     for (int64_t slot = 0; slot < TILE; index++, place = 0) {
       int64_t count = std::min(cache_.block_size - place, TILE - slot);
-      int64_t at = sight.any(first + slot, count) ? element(cache_, table[index], kv_head, place) : -1;
-      for (int64_t byte = 0; at >= 0 && byte < std::min(FETCHED, count * head_dim_ * size); byte += 64) {
-        __builtin_prefetch(cache_.k + at * size + byte);
-        __builtin_prefetch(cache_.v + at * size + byte);
-      }
+      int64_t at = sight.any(first + slot, count) ? element(cache_, table[index], kv_head, place) : UNSEEN;
+      bool each = sight.each(first + slot, count);
       for (int64_t i = 0; i < count; i++)
-        fetched_[slot + i] = sight.any(first + slot + i, 1) ? at + i * head_dim_ : -1;
+        found_[slot + i] = each || sight.any(first + slot + i, 1) ? at + i * head_dim_ : UNSEEN;
       slot += count;
     }
   }
 
-  // From here on `keys` and `values` read what was fetched last.
-  void turn_to_fetched() { std::memcpy(slots_, fetched_, sizeof slots_); }
+  // To fetch what was found last, in so many steps.
+  FetchRows fetch_keys(int64_t steps) const { return fetch(cache_.k, steps); }
+  FetchRows fetch_values(int64_t steps) const { return fetch(cache_.v, steps); }
+
+  // From here on `keys` and `values` read what was found last.
+  void turn_to_found() { std::memcpy(slots_, found_, sizeof slots_); }
 
   // [head_dim][TILE], or in pairs.
   const Number* keys() {
     Number* keys = rooms_.keys.of(head_dim_ * TILE);
-    T* decoded = rooms_.decoded.of(LANES * head_dim_);
-    const T* rows[LANES];
-    for (int64_t slot = 0; slot < TILE; slot += LANES) {
-      for (int i = 0; i < LANES; i++)
-        rows[i] = row_or_zeros(cache_.k, cache_.k_scale, slot + i, decoded + i * head_dim_);
-      turn_columns(rows, keys, slot);
-    }
+    const T* const* rows = find_rows(cache_.k, cache_.k_scale);
+    for (int64_t slot = 0; slot < TILE; slot += LANES) turn_columns(rows + slot, keys, slot);
     return keys;
   }
+
+  // TILE rows of head_dim values.
+  const T* const* value_rows() { return find_rows(cache_.v, cache_.v_scale); }
 
   // [head tile][TILE slots][TILE], or in pairs of slots.
   const Number* values() {
     Number* values = rooms_.values.of(head_tiles_ * TILE * TILE);
-    T* decoded = rooms_.decoded.of(2 * head_dim_);
-    for (int64_t slot = 0; slot < TILE; slot += 2) {
-      const T* even = row_or_zeros(cache_.v, cache_.v_scale, slot, decoded);
-      const T* odd = row_or_zeros(cache_.v, cache_.v_scale, slot + 1, decoded + head_dim_);
+    const T* const* rows = value_rows();
+    for (int64_t slot = 0; slot < TILE; slot += 2)
       for (int64_t tile = 0; tile < head_tiles_; tile++)
-        put_values(even + tile * TILE, odd + tile * TILE, std::min<int64_t>(TILE, head_dim_ - tile * TILE),
-                   values + tile * TILE * TILE + slot * TILE);
-    }
+        put_values(rows[slot] + tile * TILE, rows[slot + 1] + tile * TILE,
+                   std::min<int64_t>(TILE, head_dim_ - tile * TILE), values + tile * TILE * TILE + slot * TILE);
     return values;
   }
 
  private:
-  static constexpr int64_t FETCHED = 256;  // bytes of a block's rows
+  static constexpr int64_t UNSEEN = FetchRows::UNSEEN;
 
-  const T* row_or_zeros(const char* data, const float* scales, int64_t slot, T* decoded) {
-    if (slots_[slot] >= 0) return read_row(cache_, data, scales, slots_[slot], decoded);
-    std::fill(decoded, decoded + head_dim_, T{});
-    return decoded;
+  FetchRows fetch(const char* data, int64_t steps) const {
+    int64_t size = cache_.format == SAME ? int64_t(sizeof(T)) : 1;
+    return {data, found_, size, head_dim_ * size, (TILE + steps - 1) / steps};
   }
 
-  // A register's worth of a row, in units of 4 bytes: numbers, or pairs of bfloat16.
-  static constexpr int64_t PER_UNIT = 4 / sizeof(Number);
-  static Bits units_at(const T* row) {
-    if constexpr (std::is_same_v<T, Number>) return load_as<Bits>(row);
-    else return (Bits)load(row);
-  }
-  static uint32_t unit_at(const T* row) {
-    uint32_t unit;
-    if constexpr (std::is_same_v<T, Number>) {
-      std::memcpy(&unit, row, 4);
-    } else {
-      float number = to_float(*row);
-      std::memcpy(&unit, &number, 4);
+  // Where each slot's row is: in the cache, or in memory of its own, as numbers; zeros where no query sees it.
+  const T* const* find_rows(const char* data, const float* scales) {
+    T* own = rooms_.own.of((TILE + 1) * head_dim_);
+    const T* zeros = std::fill_n(own + TILE * head_dim_, head_dim_, T{}) - head_dim_;
+    for (int64_t slot = 0; slot < TILE; slot++) {
+      int64_t at = slots_[slot];
+      if (at == UNSEEN) {
+        rows_[slot] = zeros;
+      } else if (cache_.format == SAME) {
+        rows_[slot] = reinterpret_cast<const T*>(data) + at;
+      } else {
+        T* to = own + slot * head_dim_;
+        dequantise(cache_, data + at, scales ? scales[scale_of(cache_, at)] : 1.0f, to);
+        rows_[slot] = to;
+      }
     }
-    return unit;
+    return rows_;
   }
 
-  // LANES rows to LANES columns of the tile of keys.
+  // LANES rows to LANES columns of the tile of keys, in units of 4 bytes: a number of float32, or two of bfloat16.
   void turn_columns(const T* const* rows, Number* keys, int64_t slot) const {
+    constexpr int64_t PER_UNIT = 4 / sizeof(T);
     int64_t units = head_dim_ / PER_UNIT, unit = 0;
-    uint32_t* to = reinterpret_cast<uint32_t*>(keys);
     for (; unit + LANES <= units; unit += LANES) {
       Bits block[LANES];
-      for (int i = 0; i < LANES; i++) block[i] = units_at(rows[i] + unit * PER_UNIT);
+      for (int i = 0; i < LANES; i++) block[i] = load_as<Bits>(rows[i] + unit * PER_UNIT);
       transpose(block);
-      for (int i = 0; i < LANES; i++) std::memcpy(to + (unit + i) * TILE + slot, &block[i], sizeof(Bits));
+      for (int i = 0; i < LANES; i++) put_unit(block[i], keys, unit + i, slot);
     }
-    for (; unit < units; unit++)
-      for (int i = 0; i < LANES; i++) to[unit * TILE + slot + i] = unit_at(rows[i] + unit * PER_UNIT);
+    for (; unit < units; unit++) {
+      Bits column;
+      for (int i = 0; i < LANES; i++) std::memcpy(reinterpret_cast<char*>(&column) + 4 * i, rows[i] + unit * PER_UNIT, 4);
+      put_unit(column, keys, unit, slot);
+    }
+  }
+
+  static void put_unit(Bits column, Number* keys, int64_t unit, int64_t slot) {
+    if constexpr (std::is_same_v<T, Number>) {
+      std::memcpy(reinterpret_cast<char*>(keys) + 4 * (unit * TILE + slot), &column, sizeof column);
+    } else {  // bfloat16, widened
+      store(keys + 2 * unit * TILE + slot, (Floats)(column << 16));
+      store(keys + (2 * unit + 1) * TILE + slot, (Floats)(column & 0xffff0000u));
+    }
   }
 
   static void put_values(const T* even, const T* odd, int64_t width, float* to) {
@@ -134,13 +158,14 @@ class KVTiles {
 
   const Cache& cache_;
   int64_t head_dim_, head_tiles_;
-  // Where a tile's slots lie in the cache: elements from the layer's start; -1 where no row sees one. It may be another's
-  // by now, or not a number.
-  int64_t slots_[TILE], fetched_[TILE];
+  // Where a tile's slots lie in the cache: elements from the layer's start; UNSEEN where no query sees one. It may be
+  // another's by now, or not a number.
+  int64_t slots_[TILE], found_[TILE];
+  const T* rows_[TILE];
   // Kept from call to call, by thread: nothing is allocated in a step once they are large enough.
   struct Rooms {
     Room<Number> keys, values;
-    Room<T> decoded;
+    Room<T> own;
   };
   static Rooms& rooms() {
     static thread_local Rooms kept;

@@ -137,36 +137,50 @@ class Attention {
   void add_chunk(const Number* query, int64_t chunk, Partial part) {
     int64_t end = std::min((chunk + 1) * CHUNK, sight_.last + 1);
     int64_t first = next_tile(chunk * CHUNK, end);
-    if (first < end) tiles_.fetch(table_, piece_.kv_head, first, sight_);
+    find(first, end);
+    tiles_.fetch_keys(1)(0);
+    tiles_.fetch_values(1)(0);
     while (first < end) {
-      tiles_.turn_to_fetched();
+      tiles_.turn_to_found();
       int64_t next = next_tile(first + TILE, end);
-      if (next < end) tiles_.fetch(table_, piece_.kv_head, next, sight_);
+      find(next, end);
       add_tile(query, first, part);
       first = next;
     }
   }
+
+  void find(int64_t first, int64_t end) { tiles_.find(table_, piece_.kv_head, first, end, sight_); }
 
   int64_t next_tile(int64_t first, int64_t end) const {
     while (first < end && !sight_.any(first, TILE)) first += TILE;
     return first;
   }
 
+  // What was found last, the next tile, is fetched while the first rows of this one are multiplied.
   void add_tile(const Number* query, int64_t first, Partial part) {
     float* scores = rooms_.scores.of(rows_ * TILE);
     const Number* keys = tiles_.keys();
     for_groups_of_rows(rows_, [&](auto count, int64_t row) {
       constexpr int R = count;
       Sums sums[R]{};
-      add_product<R>(keys, query + row * head_dim_, head_dim_, head_dim_, sums);
+      FetchRows fetch = row ? FetchRows{} : tiles_.fetch_keys(steps_of<Number>(head_dim_));
+      add_product<R>(keys, query + row * head_dim_, head_dim_, head_dim_, fetch, sums);
       std::memcpy(scores + row * TILE, sums, sizeof sums);
     });
     Number* weights = rooms_.weights.of(rows_ * TILE);
     scale_to_new_tops(scores, first, part);
     soften(scores, part, weights);
-    const Number* values = tiles_.values();
-    for (int64_t tile = 0; tile < tiles_.head_tiles(); tile++)
-      add_values(weights, values + tile * TILE * TILE, tile * TILE, part);
+    if (rows_ <= ROWS) {  // each value is used in one product: a tile of them would not pay
+      const T* const* rows = tiles_.value_rows();
+      add_values(part, TILE, [&](int64_t tile, int64_t row, FetchRows fetch, auto& sums) {
+        add_rows(rows, tile * TILE, head_dim_, weights + row * TILE, fetch, sums);
+      });
+    } else {
+      const Number* values = tiles_.values();
+      add_values(part, steps_of<Number>(TILE), [&](int64_t tile, int64_t row, FetchRows fetch, auto& sums) {
+        add_product(values + tile * TILE * TILE, weights + row * TILE, TILE, TILE, fetch, sums);
+      });
+    }
   }
 
   // Scores get their scale, bias and mask; what was summed before is scaled to each row's new maximum.
@@ -226,20 +240,23 @@ class Attention {
     return x;
   }
 
-  // One tile of the head's width, from `column` on.
-  void add_values(const Number* weights, const Number* values, int64_t column, Partial part) {
-    for_groups_of_rows(rows_, [&](auto count, int64_t row) {
-      constexpr int R = count;
-      float* to = part.sums + row * head_dim_;
-      Sums sums[R];
-      for (int r = 0; r < R; r++)
-        for (int v = 0; v < VECTORS; v++)
-          sums[r][v] = load_within(to + r * head_dim_, column + v * LANES, head_dim_);
-      add_product<R>(values, weights + row * TILE, TILE, TILE, sums);
-      for (int r = 0; r < R; r++)
-        for (int v = 0; v < VECTORS; v++)
-          store_within(to + r * head_dim_, column + v * LANES, head_dim_, sums[r][v]);
-    });
+  // add(tile of the head's width, first row, fetch, sums of some rows): adds the rows' weights times values.
+  // steps: those of `fetch`.
+  template <class Add>
+  void add_values(Partial part, int64_t steps, Add add) {
+    for (int64_t tile = 0; tile < tiles_.head_tiles(); tile++)
+      for_groups_of_rows(rows_, [&](auto count, int64_t row) {
+        constexpr int R = count;
+        float* to = part.sums + row * head_dim_;
+        Sums sums[R];
+        for (int r = 0; r < R; r++)
+          for (int v = 0; v < VECTORS; v++)
+            sums[r][v] = load_within(to + r * head_dim_, tile * TILE + v * LANES, head_dim_);
+        add(tile, row, tile || row ? FetchRows{} : tiles_.fetch_values(steps), sums);
+        for (int r = 0; r < R; r++)
+          for (int v = 0; v < VECTORS; v++)
+            store_within(to + r * head_dim_, tile * TILE + v * LANES, head_dim_, sums[r][v]);
+      });
   }
 
   const PagedAttentionArguments& a_;

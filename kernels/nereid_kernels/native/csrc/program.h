@@ -38,8 +38,8 @@ struct Step {
   int64_t num_rows(Rows rows) const { return rows == TOKENS ? num_tokens : num_hidden_rows; }
 };
 
-// Threads that meet in a point, and take numbers until they do. Waits without sleeping at first: the threads of a step are never far apart, unless the
-// machine has other work.
+// Threads that meet in a point, and take numbers until they do. Waits without sleeping at first: the threads of a step
+// are never far apart, unless the machine has other work.
 class Barrier {
  public:
   int count = 1;

@@ -15,10 +15,6 @@ using Sums = Floats[VECTORS];
 
 constexpr int64_t PART = 64;  // inputs whose products are summed by themselves: a long sum loses what is added last
 
-struct FetchNothing {
-  void operator()(int64_t) const {}
-};
-
 // part[r] += x[r] times V registers of each of `in` inputs.  x: R rows, x_stride apart.  fetch(step): has memory fetched
 // that is wanted later; a step is an input of float32, a pair of bfloat16: 4 * TILE bytes of the tile.
 template <int R, int V, class Fetch>
@@ -48,16 +44,70 @@ inline void multiply(
   }
 }
 
+// Steps of a product over `in` inputs, as its `fetch` counts them: at most those of a part.
+template <class T>
+inline int64_t steps_of(int64_t in) {
+  return std::max<int64_t>(1, std::min(PART, in) * int64_t(sizeof(T)) / 4);
+}
+
 // sums[r] += x[r] times the whole tile, which lies in the cache.
-template <int R, class T>
-inline void add_product(const T* tile, const T* x, int64_t x_stride, int64_t in, Floats (&sums)[R][VECTORS]) {
+template <int R, class T, class Fetch>
+inline void add_product(
+    const T* tile, const T* x, int64_t x_stride, int64_t in, Fetch fetch, Floats (&sums)[R][VECTORS]) {
   for (int64_t first = 0; first < in; first += PART) {
     Floats part[R][VECTORS]{};
     const T* from = tile + first * TILE;
-    multiply(from, x + first, x_stride, std::min(PART, in - first), FetchNothing{}, part);
+    multiply(from, x + first, x_stride, std::min(PART, in - first), fetch, part);
     for (int r = 0; r < R; r++)
       for (int v = 0; v < VECTORS; v++) sums[r][v] += part[r][v];
   }
+}
+
+// The same with TILE rows that lie anywhere in place of a tile's inputs: sums[r] += x[r] times columns of those, from
+// `column` on, of which there are `width` in all.  x: [R][TILE].  fetch: a step is a row.
+template <int R, class Fetch>
+inline void add_rows(
+    const float* const* rows, int64_t column, int64_t width, const float* x, Fetch fetch,
+    Floats (&sums)[R][VECTORS]) {
+  Floats part[R][VECTORS]{};
+  for (int64_t i = 0; i < TILE; i++) {
+    fetch(i);
+    for (int v = 0; v < VECTORS; v++) {
+      Floats w = load_within(rows[i], column + v * LANES, width);
+      for (int r = 0; r < R; r++) part[r][v] += w * x[r * TILE + i];
+    }
+  }
+  for (int r = 0; r < R; r++)
+    for (int v = 0; v < VECTORS; v++) sums[r][v] += part[r][v];
+}
+
+template <int R, class X, class Fetch>
+inline void add_rows(
+    const bf16* const* rows, int64_t column, int64_t width, const X* x, Fetch fetch, Floats (&sums)[R][VECTORS]) {
+  Floats part[R][VECTORS]{};
+  for (int64_t i = 0; i < TILE; i += 2) {
+    fetch(i);
+    fetch(i + 1);
+    for (int v = 0; v < VECTORS; v++) {
+      Floats even = load_within(rows[i], column + v * LANES, width);
+      Floats odd = load_within(rows[i + 1], column + v * LANES, width);
+      if constexpr (std::is_same_v<X, bf16>) {
+        Bits pairs = ((Bits)even >> 16) | (Bits)odd;
+        for (int r = 0; r < R; r++) {
+          uint32_t pair;
+          std::memcpy(&pair, x + r * TILE + i, 4);
+          part[r][v] = add_pair_products(part[r][v], pairs, pair);
+        }
+      } else {
+        for (int r = 0; r < R; r++) {
+          part[r][v] += even * x[r * TILE + i];
+          part[r][v] += odd * x[r * TILE + i + 1];
+        }
+      }
+    }
+  }
+  for (int r = 0; r < R; r++)
+    for (int v = 0; v < VECTORS; v++) sums[r][v] += part[r][v];
 }
 
 // Calls f(number of rows as a constant, first row) for rows 0 .. n - 1, ROWS at a time and then the rest.
