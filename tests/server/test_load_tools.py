@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from nereid.cli.processes import session_processes
 from nereid.cli.server_process import TritonServer
+from nereid.processes import session_processes
 from tests.server.conftest import free_ports
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

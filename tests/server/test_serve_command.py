@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from nereid.cli.processes import session_processes
+from nereid.processes import session_processes
 
 CONFIG = """
 backend: "python"

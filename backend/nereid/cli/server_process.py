@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from nereid.cli.processes import kill_session, listens, session_processes, tie_to_parent
 from nereid.cli.provision import libpython_folder
 from nereid.cli.server_log import load_failure
 from nereid.errors import ServerError
+from nereid.processes import kill_session, listens, session_processes, tie_to_parent
 
 HOST = "127.0.0.1"
 _SHM = Path("/dev/shm")

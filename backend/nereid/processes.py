@@ -79,13 +79,16 @@ def kill_session(session: int) -> None:
             os.kill(process.pid, signal.SIGKILL)
 
 
-def tie_to_parent() -> Callable[[], None]:
-    """For a child to call before exec: it then gets SIGTERM when the thread that started it ends, however it ends."""
+def tie_to_parent(signal_number: int = signal.SIGTERM) -> Callable[[], None]:
+    """For a child to call before exec: it then gets the signal when the thread that started it ends, however it ends.
+
+    signal_number: a child that may be stopped (SIGSTOP) then hears SIGKILL alone.
+    """
     libc = ctypes.CDLL(None, use_errno=True)  # loaded here: between fork and exec there must be no import
     parent = os.getpid()
 
     def tie() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        libc.prctl(_PR_SET_PDEATHSIG, signal_number)
         if os.getppid() != parent:  # the parent ended before the call above
             os._exit(1)
 
