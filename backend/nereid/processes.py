@@ -72,6 +72,15 @@ def _target(link: Path) -> str:
         return ""
 
 
+def free_ports(host: str, count: int) -> list[int]:
+    """Ports of `host` that nobody listens on just now."""
+    sockets = [socket.create_server((host, 0)) for _ in range(count)]
+    ports = [int(s.getsockname()[1]) for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
 def kill_session(session: int) -> None:
     """SIGKILL every process of `session`."""
     for process in session_processes(session):

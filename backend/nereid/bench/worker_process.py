@@ -148,7 +148,11 @@ class Worker:
         self._folder.cleanup()
 
     def __enter__(self) -> Worker:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(

@@ -59,16 +59,24 @@ WARM_UP = _at_once("warm-up", 16, _MID, 16)
 STEPS: tuple[Workload, ...] = tuple(_at_once(f"steps-x{n}", n, (2, 2), _NUM_OUTPUT_TOKENS) for n in (1, 16, 32))
 """Prompts of hardly a token, so that every step is one of decoding alone."""
 
+PROFILED = _at_once("profiled-x16", 16, _SHORT, 512)
+"""Long enough to be looked at."""
+
 REPLAY = "replay"
 
 
-def choose(names: Sequence[str]) -> tuple[Workload, ...]:
-    """The workloads of these names; all where none is given. `replay` is none of them, and passed over.
+def streams(count: int) -> Workload:
+    """So many requests at once, as the server is asked."""
+    return _at_once(f"streams-x{count}", count, _SHORT, _NUM_OUTPUT_TOKENS)
 
-    Raises ConfigError, which names what is not there.
+
+def choose(names: Sequence[str], known: Sequence[Workload], others: Sequence[str] = ()) -> tuple[Workload, ...]:
+    """Those of `known` with these names; all where none is given.
+
+    Raises ConfigError, which names what is not there. others: names of what it would allow besides.
     """
-    known = {workload.name: workload for workload in WORKLOADS}
+    by_name = {workload.name: workload for workload in known}
     for name in names:
-        if name not in known and name != REPLAY:
-            raise ConfigError(f"--workloads: got {name}; allowed: {', '.join([*known, REPLAY])}")
-    return tuple(known[name] for name in names if name in known) if names else WORKLOADS
+        if name not in by_name:
+            raise ConfigError(f"--workloads: got {name}; allowed: {', '.join([*by_name, *others])}")
+    return tuple(by_name[name] for name in names) if names else tuple(known)

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from nereid.cli.checks import project_root
+from nereid.config import QUANTIZATIONS
 from nereid.errors import ConfigError
 
 
@@ -24,6 +25,17 @@ def add_bench(bench: argparse.ArgumentParser) -> None:
     _add_workloads(peers)
     peers.add_argument("--trace", type=Path, metavar="FILE", help="Azure's trace of conversations, for the replay")
     peers.set_defaults(run=_peers)
+    engine = kinds.add_parser("engine", help="Nereid's engine alone, against what the machine could do")
+    _add_rounds(engine)
+    engine.add_argument("--quantization", choices=QUANTIZATIONS, default="none", help="default: %(default)s")
+    _add_workloads(engine)
+    _add_profile(engine)
+    engine.set_defaults(run=_engine)
+    server = kinds.add_parser("server", help="a real server, driven by perf_analyzer, beside its engine alone")
+    _add_rounds(server)
+    server.add_argument("--streams", type=_counts, default=(1, 16), metavar="N,M", help="default: 1,16")
+    _add_profile(server)
+    server.set_defaults(run=_server)
 
 
 def _add_rounds(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +45,10 @@ def _add_rounds(parser: argparse.ArgumentParser) -> None:
 
 def _add_workloads(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workloads", type=_names, default=(), metavar="A,B", help="default: all")
+
+
+def _add_profile(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--profile", action="store_true", help="say where the time goes, by thread (py-spy)")
 
 
 def _peers(options: argparse.Namespace, extra: Sequence[str]) -> int:
@@ -47,6 +63,34 @@ def _peers(options: argparse.Namespace, extra: Sequence[str]) -> int:
             csv=options.csv,
             trace=options.trace,
         ),
+        project_root(),
+        _say,
+    )
+
+
+def _engine(options: argparse.Namespace, extra: Sequence[str]) -> int:
+    from nereid.bench.engine_alone import EngineOptions, bench_engine
+
+    _begin("engine", extra)
+    return bench_engine(
+        EngineOptions(
+            rounds=options.rounds,
+            quantization=options.quantization,
+            workloads=options.workloads,
+            csv=options.csv,
+            profile=options.profile,
+        ),
+        project_root(),
+        _say,
+    )
+
+
+def _server(options: argparse.Namespace, extra: Sequence[str]) -> int:
+    from nereid.cli.bench_server import BenchServerOptions, bench_server
+
+    _begin("server", extra)
+    return bench_server(
+        BenchServerOptions(rounds=options.rounds, streams=options.streams, csv=options.csv, profile=options.profile),
         project_root(),
         _say,
     )
@@ -71,6 +115,10 @@ def _names(text: str) -> tuple[str, ...]:
     if not all(names):
         raise argparse.ArgumentTypeError(f"{text!r} is no list of names with commas between them")
     return names
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(map(_count, _names(text)))
 
 
 def _count(text: str) -> int:
