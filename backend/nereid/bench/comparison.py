@@ -29,7 +29,7 @@ output/s: output tokens a second, from the start to the last token. decode/s: th
 prefill/s: prompt tokens a second until then. "of floor": the least time that this machine could take, by bytes and
 operations, as a share of the time taken. "nereid": how many times as fast Nereid is, the median of the ratios of single
 rounds. "same tokens": share of the output before it first differs from that of the first engine. "others": share of the
-processor that anything else took (median); a run from which others took a tenth or more is done once more."""
+processor that anything else took (median); a run that others began to disturb is done once more."""
 
 
 def describe_machine(where: Circumstances, ceilings: Ceilings) -> str:

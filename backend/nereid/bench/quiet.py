@@ -15,7 +15,7 @@ QUIET = 0.1
 """Share of all cores that others may take from a run that counts."""
 
 _WINDOW_S = 0.5
-_LONGEST_WAIT_S = 10.0
+_LONGEST_WAIT_S = 5.0
 _IDLE = (3, 4)  # columns of /proc/stat's first line: idle, and waiting for a disk
 _GUEST = 8  # this column and the next are counted in the first two as well
 
@@ -43,11 +43,12 @@ def taken_by_others(before: ProcessorTimes, after: ProcessorTimes) -> float:
     return min(1.0, max(0.0, others / total)) if total > 0 else 0.0
 
 
-def wait_until_quiet() -> None:
-    """Return when others take little of the processor, or after 10 seconds in any case."""
+def wait_until_quiet() -> bool:
+    """Return when others take little of the processor, or after 5 seconds in any case; whether it became quiet."""
     deadline = time.monotonic() + _LONGEST_WAIT_S
     while time.monotonic() < deadline:
         before = read_times(os.getpid())
         time.sleep(_WINDOW_S)
         if taken_by_others(before, read_times(os.getpid())) < QUIET:
-            return
+            return True
+    return False

@@ -18,8 +18,6 @@ from nereid.bench.worker_process import Reply, Worker
 from nereid.bench.workloads import WARM_UP, Workload
 from nereid.paths import Progress
 
-_TRIES = 2
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -74,12 +72,13 @@ def run_rounds(
 
 
 def _ask_quietly(worker: Worker, workload: Workload, source: PromptSource) -> Reply:
-    """Once more where others took much of the processor; the reply from which they took less."""
-    replies: list[Reply] = []
-    while len(replies) < _TRIES and not any(reply.taken < QUIET for reply in replies):
-        wait_until_quiet()
-        replies.append(worker.ask(workload, source.prompts(workload)))
-    return min(replies, key=lambda reply: reply.taken)
+    """Once more where it was quiet and others then took much of the processor; the reply from which they took less."""
+    prompts = source.prompts(workload)
+    is_quiet = wait_until_quiet()
+    first = worker.ask(workload, prompts)
+    if first.taken < QUIET or not is_quiet or not wait_until_quiet():
+        return first
+    return min(first, worker.ask(workload, prompts), key=lambda reply: reply.taken)
 
 
 def _run(number: int, name: str, workload: Workload, reply: Reply, worker: Worker) -> Run:
