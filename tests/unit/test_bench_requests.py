@@ -111,9 +111,9 @@ def test_what_others_take_is_told_from_ones_own() -> None:
 
 
 RAW = """\
-thread (7): nereid-loop;run (engine.py:10);get (queue.c:3);pthread_cond_timedwait (libc.so.6) 30
-thread (7): nereid-loop;run (engine.py:11);PyThread_acquire_lock_timed (libpython3.11.so.1.0);0x7f (libc.so.6) 50
-thread (7): nereid-loop;run (engine.py:12) 20
+thread (7): nereid-loop;run (nereid/engine.py:10);get (_queuemodule.c.h:3);pthread_cond_timedwait (libc.so.6) 30
+thread (7): nereid-loop;run (nereid/engine.py:11);PyThread_acquire_lock_timed (libpython3.11.so.1.0);0x7f (libc.so.6) 50
+thread (7): nereid-loop;run (nereid/engine.py:12) 20
 thread (9): nereid-executor;run (executor.py:3);wait (libtorch_cpu.so);pthread_cond_timedwait (libc.so.6) 40
 thread (9): nereid-executor;run (executor.py:4);take_gil (libpython3.11.so.1.0);0x7f (libc.so.6) 60
 """
@@ -123,7 +123,7 @@ def test_only_the_interpreters_own_waits_are_waits_for_its_lock() -> None:
     found = threads.read_samples(RAW)
     assert (found[7].name, found[7].count, found[7].lock_waits) == ("nereid-loop", 100, 30)
     assert (found[9].count, found[9].lock_waits) == (100, 60)
-    assert found[7].files == {"engine.py": 100}
+    assert found[7].files == {"nereid/engine.py": 100}
     table = threads.describe(threads.Profile({7: 0.5, 9: 0.9, 11: 0.4, 12: 0.1}, found)).splitlines()
     assert table[1].split() == ["nereid-executor", "90.0", "%", "60.0", "%"]
     assert table[3].split() == ["2", "native", "threads", "50.0", "%", "-"]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from nereid.bench import tables
 from nereid.bench.ceilings import Ceilings
 from nereid.bench.contestants import Contestant
-from nereid.bench.floors import WEIGHT_BITS, ModelSize, decode_step, prefill
+from nereid.bench.floors import WEIGHT_BITS, ModelSize, WeightBits, decode_step, prefill
 from nereid.bench.records import Circumstances, Run
 from nereid.bench.rounds import Outcome
 from nereid.bench.workloads import Workload
@@ -82,12 +82,8 @@ def _row(
 ) -> list[str]:
     runs = tables.of(outcome.runs, contestant.name, workload.name)
     ours = tables.of(outcome.runs, _ours(contestant, contestants), workload.name)
-    bits = WEIGHT_BITS[contestant.group]
-    contexts = [a.num_prompt_tokens + a.num_output_tokens / 2 for a in workload.arrivals]
-    step_floor_s = decode_step(size, bits, contexts).floor_s(ceilings.machine)
-    prefill_floor_s = prefill(size, bits, [a.num_prompt_tokens for a in workload.arrivals]).floor_s(ceilings.machine)
+    step_floor_s, best_prefill_rate = _best(workload, WEIGHT_BITS[contestant.group], size, ceilings)
     step_s, prefill_rate = tables.median(runs, lambda m: m.step_s), tables.median(runs, lambda m: m.prefill_rate)
-    prompt_tokens = sum(a.num_prompt_tokens for a in workload.arrivals)
     return [
         contestant.name,
         tables.number(tables.median(runs, lambda m: m.output_rate)),
@@ -96,7 +92,7 @@ def _row(
         tables.number(prefill_rate, 0),
         tables.number(tables.median(runs, lambda m: m.ttft) * 1e3, 0),
         tables.share(step_floor_s / step_s),
-        tables.share(prefill_floor_s * prefill_rate / prompt_tokens),
+        tables.share(prefill_rate / best_prefill_rate),
         *(
             tables.number(_speed(ours, runs, contestant, figure), 2)
             for figure in (lambda m: m.output_rate, lambda m: m.decode_rate, lambda m: m.prefill_rate)
@@ -104,6 +100,14 @@ def _row(
         tables.share(outcome.agreements.get((contestant.name, workload.name), math.nan)),
         tables.share(statistics.median(run.taken for run in runs)),
     ]
+
+
+def _best(workload: Workload, bits: WeightBits, size: ModelSize, ceilings: Ceilings) -> tuple[float, float]:
+    """Least seconds of a decode step half-way through the outputs, and most prompt tokens a second."""
+    contexts = [a.num_prompt_tokens + a.num_output_tokens / 2 for a in workload.arrivals]
+    lengths = [a.num_prompt_tokens for a in workload.arrivals]
+    first_s = prefill(size, bits, lengths).floor_s(ceilings.machine)
+    return decode_step(size, bits, contexts).floor_s(ceilings.machine), sum(lengths) / first_s
 
 
 def _open_row(

@@ -27,8 +27,8 @@ _SAMPLES_PER_S = 40
 _TIMEOUT_S = 300.0
 _THREAD = re.compile(r"thread \((?P<id>\d+)\): ?(?P<name>.*)")
 _LOCK_WAITS = ("pthread_cond_timedwait", "take_gil")
-_INTERPRETER = re.compile(r"\((?:\w+\.py:\d+|\w+\.(?:c|h|c\.h):\d+|libpython[\w.]*)\)$")
-_FILE = re.compile(r"\((?P<file>\w+\.py):\d+\)$")
+_INTERPRETER = re.compile(r"\((?:[^()]+\.py:\d+|[^()]+\.[ch]:\d+|libpython[\w.]*)\)$")
+_FILE = re.compile(r"\((?P<file>[^()]+\.py):\d+\)$")
 _MAIN_FILES = 6
 
 
