@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from nereid.bench.floors import Machine
+from nereid.bench.quiet import wait_until_quiet
 from nereid.errors import NereidError
 
 _BUFFER_BYTES = 1 << 29  # many times any processor's cache
@@ -37,9 +38,17 @@ class Ceilings:
         """Its arithmetic bound is the better of the two: any engine may compute bfloat16 weights in float32."""
         return Machine(self.read, max(self.float32, self.bfloat16))
 
+    def best_with(self, other: Ceilings) -> Ceilings:
+        """The higher of each: a ceiling can be measured too low, where something else runs, but hardly too high."""
+        return Ceilings(
+            max(self.read, other.read), max(self.float32, other.float32), max(self.bfloat16, other.bfloat16)
+        )
+
 
 def measure_ceilings() -> Ceilings:
-    """In a process of its own, which leaves no threads and no memory behind. Raises NereidError."""
+    """In a process of its own, which leaves no threads and no memory behind; once others take little of the processor,
+    if they soon do. Raises NereidError."""
+    wait_until_quiet()
     command = [sys.executable, "-m", __name__]
     environment = {**os.environ, "GOMP_SPINCOUNT": "5000"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)

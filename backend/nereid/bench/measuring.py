@@ -38,16 +38,18 @@ def measure_and_describe(
     size = ModelSize.of(ModelConfig.load(directory))
     say("measuring the machine's ceilings")
     where, ceilings = circumstances(checkout), measure_ceilings()
-    records = RecordFile(csv, where, ceilings)
-    groups = tuple(dict.fromkeys(contestant.group for contestant in chosen))
-    head = [describe_machine(where, ceilings), describe_floors(size, ceilings, groups)]
-    say("\n\n".join(["", *head, ""]))
+    records = RecordFile(csv, where)
+    say(f"\n{describe_machine(where, ceilings)}\n")
     with loaded(chosen, source, say) as workers:
         loads = ", ".join(f"{name} {worker.load_s:.1f} s" for name, worker in workers.items())
         outcome = run_rounds(workers, asked, source, num_rounds, records, say)
         last = [more(workers, source)] if more else []
+    say("measuring the machine's ceilings again")
+    ceilings = ceilings.best_with(measure_ceilings())
+    groups = tuple(dict.fromkeys(contestant.group for contestant in chosen))
+    head = [describe_machine(where, ceilings), describe_floors(size, ceilings, groups), f"loading: {loads}"]
     found = [compare(workload, chosen, outcome, size, ceilings) for workload in asked]
-    return "\n\n".join(["", *head, f"loading: {loads}", *found, *_parts(outcome), *last, LEGEND])
+    return "\n\n".join(["", *head, *found, *_parts(outcome), *last, LEGEND])
 
 
 def _parts(outcome: Outcome) -> list[str]:

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from nereid.bench.ceilings import Ceilings
 from nereid.bench.measures import Measures
 
 
@@ -65,10 +64,10 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, object]], where: Circumst
 class RecordFile:
     """A CSV file that grows run by run; without a path, nothing is written."""
 
-    def __init__(self, path: Path | None, where: Circumstances, ceilings: Ceilings) -> None:
+    def __init__(self, path: Path | None, where: Circumstances) -> None:
         """Raises OSError where `path` cannot be written."""
         self._path = path
-        self._shared = {**asdict(where), **{f"ceiling_{k}": f"{v:.4g}" for k, v in asdict(ceilings).items()}}
+        self._shared = asdict(where)
         if path is not None:
             own = ["round", "engine", "workload", "taken", *(f.name for f in fields(Measures)), "versions"]
             self._columns = [*own, *self._shared]
