@@ -56,7 +56,8 @@ class Contestant:
 
 def nereid(quantization: str, directory: Callable[[Progress], Path] = model_directory) -> Contestant:
     """Nereid's engine. quantization: as in EngineConfig."""
-    settings = {"dtype": "bfloat16", "quantization": quantization}
+    # The others have no limit on how long a request may wait; an open load beyond what an engine can do needs that.
+    settings = {"dtype": "bfloat16", "quantization": quantization, "queue_timeout_ms": 3_600_000}
     plain = quantization == "none"
     name, weights = ("nereid", "bfloat16") if plain else (f"nereid-{quantization}", quantization)
     return Contestant(name, quantization, OURS, None, directory, weights, settings, directory)
