@@ -13,6 +13,7 @@ REQUESTS=${REQUESTS:-20}           # requests in all
 INPUT_TOKENS=${INPUT_TOKENS:-64}   # of a prompt, where the tool makes the prompts
 OUTPUT_TOKENS=${OUTPUT_TOKENS:-16} # of an answer
 LIMIT_S=${LIMIT_S:-300}            # the longest that a run may take
+INPUT_DATA=${INPUT_DATA:-}         # perf_analyzer's requests in a file of its format, instead of prompts.json
 RESULTS=${RESULTS:-}               # a folder for the tool's files; without it they are removed where all went well
 
 fail() {

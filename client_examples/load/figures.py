@@ -12,7 +12,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ class Figures:
     """One level of load. Times in ms: ttft, tpot and latency one a request, itl one a gap between two responses.
 
     tpot: the mean time of a token after the first response. duration_s: from the first request to the last response.
+    lone_tokens: of output_tokens, those that came in a response of their own.
     """
 
     load: str
@@ -46,6 +47,7 @@ class Figures:
     tpot: tuple[float, ...]
     latency: tuple[float, ...]
     output_tokens: int
+    lone_tokens: int
     duration_s: float
 
 
@@ -72,6 +74,7 @@ def _figures(experiment: Mapping[str, Any]) -> Figures:
         tpot=tuple(_tpot(answer) for answer in answered if sum(answer.tokens[1:])),
         latency=tuple((answer.received[-1] - answer.sent) / _NS_PER_MS for answer in answered),
         output_tokens=sum(sum(answer.tokens) for answer in answered),
+        lone_tokens=sum(answer.tokens.count(1) for answer in answered),
         duration_s=(last - first) / _NS_PER_S,
     )
 
@@ -122,12 +125,17 @@ def table(figures: Figures) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("export", type=Path, help="the file of --profile-export-file")
+    parser.add_argument("--json", action="store_true", help="every value, as a list with an object for each level")
+    options = parser.parse_args()
     try:
-        levels = read_export(parser.parse_args().export)
+        levels = read_export(options.export)
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
-    print("\n" + "\n\n".join(map(table, levels)))
+    if options.json:
+        print(json.dumps([asdict(level) for level in levels]))
+    else:
+        print("\n" + "\n\n".join(map(table, levels)))
     return 0 if levels and all(level.requests for level in levels) else 1
 
 

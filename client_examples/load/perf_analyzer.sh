@@ -9,7 +9,7 @@ TOOL=perf_analyzer DEFAULT_URL=127.0.0.1:8001
 
 PROGRAM=$(provision perf_analyzer)
 bounded "$PROGRAM" -m "$MODEL" -u "$URL" -i grpc --streaming --async \
-    --input-data "$HERE/prompts.json" \
+    --input-data "${INPUT_DATA:-$HERE/prompts.json}" \
     --request-parameter "max_tokens:$OUTPUT_TOKENS:int" --request-parameter ignore_eos:true:bool \
     --concurrency-range "$CONCURRENCY" --request-count "$REQUESTS" \
     --profile-export-file "$RESULTS/profile_export.json" "$@"

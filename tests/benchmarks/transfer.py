@@ -21,7 +21,8 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+_PROJECT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(_PROJECT))
 
 from nereid.batch import (  # noqa: E402
     BlockGroup,
@@ -33,6 +34,7 @@ from nereid.batch import (  # noqa: E402
     SwapIn,
     SwapOut,
 )
+from nereid.bench.records import circumstances  # noqa: E402
 from nereid.kv_cache.block_keys import child_name, root_name  # noqa: E402
 from nereid.kv_memory.disk_store import DiskStore  # noqa: E402
 from nereid.kv_memory.fingerprint import fingerprint  # noqa: E402
@@ -40,7 +42,6 @@ from nereid.kv_memory.groups import KVCacheGroup  # noqa: E402
 from nereid.kv_memory.storage import KVCacheStorage  # noqa: E402
 from nereid.kv_memory.transfer import BlockTransfer, swap_rates  # noqa: E402
 from nereid.models.source import resolve  # noqa: E402
-from tests.benchmarks.throughput import circumstances  # noqa: E402
 
 _HEAD_DIM, _SLOTS = 64, 16
 
@@ -148,7 +149,7 @@ def measure_fingerprint() -> Row:
 
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    shared = circumstances()
+    shared = asdict(circumstances(_PROJECT))
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, [f.name for f in fields(Row)] + list(shared))
         writer.writeheader()

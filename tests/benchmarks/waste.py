@@ -18,10 +18,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from nereid.bench.replay import TracedLengths, azure  # noqa: E402
 from nereid.kv_cache.layout import BlockLayout  # noqa: E402
 from nereid.kv_cache.manager import KVCacheManager  # noqa: E402
 from nereid.kv_cache.matching import Match  # noqa: E402
-from tests.benchmarks.traces import BLOCK, TracedLengths, azure  # noqa: E402
+from tests.benchmarks.traces import BLOCK  # noqa: E402
 
 _TICK_S = 0.05
 _GOAL = 0.01

@@ -15,8 +15,9 @@ import openai
 import pytest
 
 from nereid.cli.server_process import HOST, TritonServer
+from nereid.processes import free_ports
 from tests.gateway.repository import SAYS, SAYS_CONFIG
-from tests.server.conftest import free_ports, make_server
+from tests.server.conftest import make_server
 from tests.server.repository import tiny_settings, write_model, write_tiny_model
 from tests.server.waiting import TIMEOUT_S
 
@@ -27,7 +28,7 @@ class Gateway:
     """`nereid gateway`, running."""
 
     def __init__(self, grpc_port: int, arguments: Sequence[str] = (), environment: Mapping[str, str] = {}) -> None:
-        [self.port] = free_ports(1)
+        [self.port] = free_ports("127.0.0.1", 1)
         command = [sys.executable, "-m", "nereid.cli", "gateway", f"--grpc={HOST}:{grpc_port}", f"--port={self.port}"]
         self.process = subprocess.Popen(
             [*command, *arguments],

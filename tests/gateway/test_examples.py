@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from nereid.cli.server_process import HOST, TritonServer
+from nereid.processes import free_ports
 from tests.gateway.conftest import Gateway
-from tests.server.conftest import free_ports
 from tests.server.waiting import TIMEOUT_S
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "client_examples"
@@ -40,7 +40,7 @@ def test_several_answers_to_one_prompt(triton: TritonServer) -> None:
 
 @pytest.mark.parametrize("name", [*ONE_ANSWER, "cancel.py", "openai_client.py", "chat.py"])
 def test_no_server_is_said_in_a_line(name: str) -> None:
-    [port] = free_ports(1)
+    [port] = free_ports("127.0.0.1", 1)
     more = [f"--metrics-url={HOST}:{port}"] if name == "cancel.py" else []
     for url in (f"http://{HOST}:{port}", "nonsense:x"):
         done = run(name, f"--url={url}", *more, said="hello\n")

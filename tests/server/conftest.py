@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from nereid.cli.provision import provision_server
 from nereid.cli.server_process import HOST, ServerOptions, TritonServer
+from nereid.processes import free_ports
 from tests.conftest import read_json
 from tests.server.repository import (
     CHAIN,
@@ -31,17 +31,9 @@ StartServer = Callable[..., TritonServer]
 _PROJECT = Path(__file__).resolve().parents[2]
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server((HOST, 0)) for _ in range(count)]
-    ports = [int(s.getsockname()[1]) for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
-
-
 def make_server(repository: Path, models: Sequence[str], **options: Any) -> TritonServer:
     """Not started yet. Its log lies beside the repository."""
-    http_port, grpc_port, metrics_port = free_ports(3)
+    http_port, grpc_port, metrics_port = free_ports(HOST, 3)
     return TritonServer(
         ServerOptions(
             tree=provision_server(print),

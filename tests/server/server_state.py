@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from nereid.cli.processes import session_processes
 from nereid.cli.server_process import HOST, TritonServer
+from nereid.processes import session_processes
 from tests.server.http_client import Answer, http_call
 from tests.server.waiting import TIMEOUT_S, wait_until
 

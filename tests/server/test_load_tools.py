@@ -16,9 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from nereid.cli.processes import session_processes
 from nereid.cli.server_process import TritonServer
-from tests.server.conftest import free_ports
+from nereid.processes import free_ports, session_processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -78,7 +77,7 @@ def test_aiperf_without_gateway(server: TritonServer) -> None:
 
 @pytest.fixture(scope="module")
 def gateway_port(server: TritonServer) -> Iterator[int]:
-    (port,) = free_ports(1)
+    (port,) = free_ports("127.0.0.1", 1)
     command = [sys.executable, "-m", "nereid.cli", "gateway", f"--grpc=127.0.0.1:{server.options.grpc_port}"]
     gateway = subprocess.Popen(
         [*command, f"--port={port}"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -7,7 +7,6 @@ import http.client
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from nereid.cli.processes import session_processes
+from nereid.processes import free_ports, session_processes
 
 CONFIG = """
 backend: "python"
@@ -53,19 +52,11 @@ def write_model(repository: Path, name: str, source: str) -> None:
     (repository / name / "1" / "model.py").write_text(source)
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(s.getsockname()[1]) for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
-
-
 class Serve:
     """The command, running."""
 
     def __init__(self, repository: Path) -> None:
-        self.http_port, grpc_port, metrics_port = free_ports(3)
+        self.http_port, grpc_port, metrics_port = free_ports("127.0.0.1", 3)
         command = [sys.executable, "-m", "nereid.cli", "serve", "--model-repository", str(repository)]
         command += [f"--http-port={self.http_port}", f"--grpc-port={grpc_port}", f"--metrics-port={metrics_port}"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

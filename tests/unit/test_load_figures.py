@@ -46,6 +46,7 @@ def test_figures_of_two_requests(tmp_path: Path) -> None:
     assert figures.tpot == (100.0, 200.0)
     assert figures.latency == (400.0, 500.0)
     assert figures.output_tokens == 6  # the empty last response of the first one brought a token
+    assert figures.lone_tokens == 4
     assert figures.duration_s == 1.0
     lines = table(figures).splitlines()
     assert lines[2].split() == ["TTFT", "(ms)", "200.0", "100.0", "300.0", "300.0"]

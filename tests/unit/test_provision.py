@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from nereid.cli.processes import listens
 from nereid.cli.provision import provision_server, python_version
 from nereid.cli.repository import choose_models
 from nereid.cli.sample import curl_command, sample_prompt
@@ -21,6 +20,7 @@ from nereid.cli.serve import check_ports
 from nereid.cli.server_log import load_failure
 from nereid.errors import ConfigError, PackageError
 from nereid.packages import require_space, unpack
+from nereid.processes import listens
 
 
 def ignore(text: str) -> None:

@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "model_config": {"errors"},
     "packages": {"errors", "paths"},
     "memory": set(),
+    "processes": set(),
     "kv_cache": {"batch"},
     "kv_memory": {"batch", "config", "errors", "kv_cache", "model_config"},
     "tokenization": {"errors"},
@@ -59,6 +60,10 @@ ALLOWED: dict[str, set[str]] = {
     },
     "server": {"batch", "build", "config", "engine", "errors", "request", "statistics", "tokenization"},
     "gateway": {"errors"},
+    "bench": {
+        "build", "config", "errors", "model_config", "models", "packages", "paths", "processes", "request",
+        "tokenization",
+    },
 }  # fmt: skip
 # Rooms that must not load torch, for they decide and do not compute.
 WITHOUT_TORCH = [

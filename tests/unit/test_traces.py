@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import xml.etree.ElementTree as ElementTree
 
+from nereid.bench.replay import azure
 from tests.benchmarks.mooncake import format_plot
-from tests.benchmarks.traces import BLOCK, TracedRequest, azure, hits, ideal_hits, mooncake
+from tests.benchmarks.traces import BLOCK, TracedRequest, hits, ideal_hits, mooncake
 from tests.benchmarks.waste import waste
 from tests.conftest import shared_data
 

@@ -1,5 +1,5 @@
-"""The command line: `serve`, `gateway`, `test`, `check`. Owns the reading of arguments; each command has a module of
-its own.
+"""The command line: `serve`, `gateway`, `bench`, `test`, `check`. Owns the reading of arguments; each command has a
+module of its own.
 
 Always holds: an error that Nereid raises on purpose ends the command with one line on stderr and exit status 1;
 wrong arguments with status 2; an interrupt with status 130, SIGTERM with 143.
@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from nereid.cli.bench import add_bench
 from nereid.errors import ConfigError, NereidError
 
 _KEY_VARIABLE = "NEREID_API_KEY"
@@ -109,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--log-verbose", action="store_true", help="show the server's log here, too")
     serve.set_defaults(run=_serve)
     _add_gateway(commands.add_parser("gateway", help="start the OpenAI-compatible gateway in front of a server"))
+    add_bench(commands.add_parser("bench", help="measure the engine, the server, and other engines beside them"))
     commands.add_parser("test", help="run the tests; every further argument is pytest's")
     commands.add_parser("check", help="run ruff and mypy over the sources")
     return parser

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from nereid.cli.processes import kill_session, listens, session_processes, tie_to_parent
 from nereid.cli.provision import libpython_folder
 from nereid.cli.server_log import load_failure
 from nereid.errors import ServerError
+from nereid.processes import kill_session, listens, session_processes, tie_to_parent
 
 HOST = "127.0.0.1"
 _SHM = Path("/dev/shm")
@@ -134,10 +134,14 @@ class TritonServer:
         finally:
             connection.close()
 
+    def stubs(self) -> dict[str, int]:
+        """The models that have a Python process now, and its id. A stub is given MODEL/VERSION/model.py to run."""
+        stubs = (p for p in session_processes(self.pid) if Path(p.command[0]).name == _STUB)
+        return {Path(stub.command[1]).parent.parent.name: stub.pid for stub in stubs if len(stub.command) > 1}
+
     def stub_models(self) -> set[str]:
-        """The models that have a Python process now, by name. A stub is given MODEL/VERSION/model.py to run."""
-        stubs = (p.command for p in session_processes(self.pid) if Path(p.command[0]).name == _STUB)
-        return {Path(command[1]).parent.parent.name for command in stubs if len(command) > 1}
+        """The models that have a Python process now, by name."""
+        return set(self.stubs())
 
     def wait(self, timeout_s: float) -> int | None:
         """The exit status, negative for a signal, or None where the server still runs after `timeout_s`."""

