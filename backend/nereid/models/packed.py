@@ -19,6 +19,7 @@ from nereid.models.registry import load_family
 from nereid.models.weight_store import WeightStore
 from nereid.models.weights import model_fingerprint
 from nereid.paths import cache_dir
+from nereid_kernels.native.memory import Arena
 from nereid_kernels.native.packing import (
     REVISION,
     PackedWeight,
@@ -48,7 +49,8 @@ def load_packed(directory: Path, config: ModelConfig, dtype: torch.dtype, packin
     if packing.quantization == "none":
         return load_family(directory, config, dtype, PackedWeights(packing.tile))
     store = WeightStore(cache_dir() / "weights", model_fingerprint(directory, _facts(dtype, packing)))
-    weights = QuantisedWeights(packing, store.load())
+    arena = Arena()
+    weights = QuantisedWeights(packing, store.load(arena.place), arena)
     family = load_family(directory, config, dtype, weights)
     if weights.made_any:
         store.save(weights.tensors)
@@ -66,23 +68,26 @@ class PackedWeights:
 
     def __init__(self, tile: int) -> None:
         self._tile = tile
+        self._arena = Arena()
 
     def keep(self, weight: Tensor) -> PackedWeight:
-        return pack(weight, self._tile)
+        return pack(weight, self._tile, self._arena.place)
 
     def keep_head(self, weight: Tensor) -> PackedWeight:
-        return pack(weight, self._tile)
+        return self.keep(weight)
 
     def keep_gated(self, gate: Tensor, up: Tensor) -> PackedWeight:
-        return pack_gated(gate, up, self._tile)
+        return pack_gated(gate, up, self._tile, self._arena.place)
 
 
 class QuantisedWeights:
     """Weights of fewer bits; see `Weights`. Those that are stored are taken as they come, the others are made."""
 
-    def __init__(self, packing: Packing, stored: Mapping[str, Tensor]) -> None:
-        """stored: the `tensors` of an earlier one for the same model and packing; any of them may be missing."""
+    def __init__(self, packing: Packing, stored: Mapping[str, Tensor], arena: Arena) -> None:
+        """stored: the `tensors` of an earlier one for the same model and packing; any of them may be missing.  arena:
+        where those that are made are to lie."""
         self._packing = packing
+        self._place = arena.place
         self._bits = _BITS[packing.quantization]
         self._stored = stored
         self.tensors: dict[str, Tensor] = {}
@@ -97,11 +102,14 @@ class QuantisedWeights:
 
     def _keep(self, kind: str, weight: Tensor, bits: int) -> QuantisedWeight:
         form = _Form(kind, bits, *weight.shape)
-        return self._kept(form, lambda: pack_quantised(weight, self._packing.tile, bits, self._packing.group))
+        return self._kept(
+            form, lambda: pack_quantised(weight, self._packing.tile, bits, self._packing.group, self._place)
+        )
 
     def keep_gated(self, gate: Tensor, up: Tensor) -> QuantisedWeight:
         form, bits = _Form("gated", self._bits, 2 * gate.shape[0], gate.shape[1]), self._bits
-        return self._kept(form, lambda: pack_quantised_gated(gate, up, self._packing.tile, bits, self._packing.group))
+        tile, group = self._packing.tile, self._packing.group
+        return self._kept(form, lambda: pack_quantised_gated(gate, up, tile, bits, group, self._place))
 
     def _kept(self, form: _Form, make: Callable[[], QuantisedWeight]) -> QuantisedWeight:
         name = f"{len(self.tensors) // 2}.{form.kind}.{form.out_features}x{form.in_features}"

@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from nereid.kv_memory.disk_folder import DiskFolder
-from nereid_kernels.native.memory import placed
 
 _LOG = logging.getLogger(__name__)
 _ENDING = ".safetensors"
@@ -43,16 +42,17 @@ class WeightStore:
         except OSError as error:
             _LOG.warning("weights are made at each load, since %s cannot be used: %s", directory, error.strerror)
 
-    def load(self) -> dict[str, Tensor]:
-        """By name, in memory of their own; empty where there are none, or not the right ones."""
+    def load(self, place: Callable[[Tensor], Tensor] = Tensor.clone) -> dict[str, Tensor]:
+        """By name; empty where there are none, or not the right ones. place: copies each to where it is to lie, in the
+        order of the numbers that names begin with."""
         if self._folder is None or not (path := self._folder.path(self._key)).exists():
             return {}
         start = time.monotonic()
         try:
             with safe_open(str(path), framework="pt") as file:  # mapped
                 metadata = file.metadata() or {}
-                # Out of the mapping: what is computed with is then what was checked, and lies on large pages.
-                tensors = {name: placed(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
+                # Out of the mapping: what is computed with is then what was checked.
+                tensors = {name: place(file.get_tensor(name)) for name in sorted(file.keys(), key=_number)}
         except (OSError, SafetensorError) as error:
             return self._refused(path, str(error))
         if metadata != self._metadata(tensors):
@@ -80,6 +80,11 @@ class WeightStore:
 
     def _metadata(self, tensors: Mapping[str, Tensor]) -> dict[str, str]:
         return {"key": self._key, "checksum": _checksum(tensors)}
+
+
+def _number(name: str) -> int:
+    first = name.partition(".")[0]
+    return int(first) if first.isdecimal() else 0
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> str:

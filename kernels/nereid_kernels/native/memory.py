@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 _LARGE_PAGE = 2 << 20
+_CHUNK = 256 << 20  # which the system gives page by page
+_LINE = 64
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -26,6 +28,20 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)  # which keeps the memory
 
 
-def placed(tensor: Tensor) -> Tensor:
-    """A copy in such memory, contiguous."""
-    return empty(tuple(tensor.shape), tensor.dtype).copy_(tensor)
+class Arena:
+    """Memory for tensors that are read one after the other: side by side, where the processor's looking ahead does not
+    end with each of them. It stays as long as any of them."""
+
+    def __init__(self) -> None:
+        self._chunk = torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+
+    def place(self, tensor: Tensor) -> Tensor:
+        """A copy, contiguous."""
+        size = tensor.numel() * tensor.element_size()
+        if self._used + size > len(self._chunk):
+            self._chunk = empty((max(size, _CHUNK),), torch.uint8)
+            self._used = -self._chunk.data_ptr() % _LARGE_PAGE if size + _LARGE_PAGE <= len(self._chunk) else 0
+        place = self._chunk[self._used : self._used + size]
+        self._used += -(-size // _LINE) * _LINE
+        return place.view(tensor.dtype).view(tensor.shape).copy_(tensor)

@@ -6,17 +6,20 @@ one is filled up with zeros. What is gated has, in each tile, half of it gates a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nereid_kernels.native.memory import placed
 from nereid_kernels.native.quantising import quantise
 
 REVISION = 1
 """Raise it when other bits come of the same quantised weights, or in another order: stored ones are then void."""
+
+Place = Callable[[Tensor], Tensor]
+"""Makes a contiguous copy where packed weights are to lie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,25 +49,30 @@ class QuantisedWeight:
     gated: bool = False
 
 
-def pack(weight: Tensor, tile: int) -> PackedWeight:
+def pack(weight: Tensor, tile: int, place: Place = Tensor.contiguous) -> PackedWeight:
     """weight: [out, in] float32, or bfloat16 with an even `in`."""
-    return PackedWeight(_tiles(_filled(weight, tile), tile), *weight.shape)
+    return PackedWeight(place(_tiles(_filled(weight, tile), tile)), *weight.shape)
 
 
-def pack_gated(gate: Tensor, up: Tensor, tile: int) -> PackedWeight:
+def pack_gated(gate: Tensor, up: Tensor, tile: int, place: Place = Tensor.contiguous) -> PackedWeight:
     """gate, up: [out, in] each. out_features are those of both."""
-    return PackedWeight(_tiles(_interleaved(gate, up, tile), tile), 2 * gate.shape[0], gate.shape[1], gated=True)
+    data = place(_tiles(_interleaved(gate, up, tile), tile))
+    return PackedWeight(data, 2 * gate.shape[0], gate.shape[1], gated=True)
 
 
-def pack_quantised(weight: Tensor, tile: int, bits: int, group: int) -> QuantisedWeight:
+def pack_quantised(
+    weight: Tensor, tile: int, bits: int, group: int, place: Place = Tensor.contiguous
+) -> QuantisedWeight:
     """weight: [out, in] of a float dtype, with an even `in`.  bits: 8 or 4.  group: even."""
-    codes, scales = _quantised_tiles(_filled(weight, tile), tile, bits, group)
+    codes, scales = map(place, _quantised_tiles(_filled(weight, tile), tile, bits, group))
     return QuantisedWeight(codes, scales, bits, group, *weight.shape)
 
 
-def pack_quantised_gated(gate: Tensor, up: Tensor, tile: int, bits: int, group: int) -> QuantisedWeight:
+def pack_quantised_gated(
+    gate: Tensor, up: Tensor, tile: int, bits: int, group: int, place: Place = Tensor.contiguous
+) -> QuantisedWeight:
     """gate, up: [out, in] each; for the rest see `pack_quantised`."""
-    codes, scales = _quantised_tiles(_interleaved(gate, up, tile), tile, bits, group)
+    codes, scales = map(place, _quantised_tiles(_interleaved(gate, up, tile), tile, bits, group))
     return QuantisedWeight(codes, scales, bits, group, 2 * gate.shape[0], gate.shape[1], gated=True)
 
 
@@ -83,7 +91,7 @@ def _tiles(weight: Tensor, tile: int) -> Tensor:
     if weight.shape[1] % unit:
         raise ValueError(f"weight: got {weight.shape[1]} input features in {weight.dtype}; allowed: an even number")
     tiles = weight.reshape(-1, tile, weight.shape[1] // unit, unit)  # [tiles, tile, in / unit, unit]
-    return placed(tiles.transpose(1, 2))
+    return tiles.transpose(1, 2)
 
 
 def _quantised_tiles(weight: Tensor, tile: int, bits: int, group: int) -> tuple[Tensor, Tensor]:
@@ -96,4 +104,4 @@ def _quantised_tiles(weight: Tensor, tile: int, bits: int, group: int) -> tuple[
     if bits == 4:
         codes = (codes + 8).to(torch.uint8)
         codes = codes[:, 0::2] | codes[:, 1::2] << 4
-    return placed(codes), placed(scales)
+    return codes, scales

@@ -126,29 +126,27 @@ void multiply_many(
   }
 }
 
-// What threads take one by one: tiles, and halves of the last ones, so that none has to wait long for another; but no
-// halves of a gated weight, whose gates and what they gate lie in the two.
-class Units {
- public:
-  Units(const Output& output, const Team& team) {
-    int64_t tiles = (output.out + TILE - 1) / TILE;
-    whole_ = output.epilogue == GATED_SILU ? tiles : std::max<int64_t>(0, tiles - team.count);
-    count_ = whole_ + 2 * (tiles - whole_);
+// One thread's columns: threads share out halves of tiles, so that none has to do much more than the others; but whole
+// ones of a gated weight, whose gates and what they gate lie in the two halves.
+template <class Y, class Weight>
+void multiply_share(
+    const Weight& weight, const Block<Operand<typename Weight::X>>& block, const Output& output, const Team& team) {
+  auto multiply_columns = [&](auto columns) {
+    block.count <= ROWS ? multiply_few<Y>(weight, columns, block, output)
+                        : multiply_many<Y>(weight, columns, block, output);
+  };
+  int64_t num_tiles = (output.out + TILE - 1) / TILE, unit = output.epilogue == GATED_SILU ? 2 : 1;
+  Range share = team.share(num_tiles * 2 / unit);
+  for (int64_t half = share.begin * unit, end = share.end * unit; half < end;) {
+    if (half % 2 == 0 && half + 2 <= end) {
+      multiply_columns(Columns<VECTORS>{half / 2, 0});
+      half += 2;
+    } else {
+      multiply_columns(Columns<VECTORS / 2>{half / 2, half % 2 * (VECTORS / 2)});
+      half++;
+    }
   }
-
-  int64_t count() const { return count_; }
-
-  // Calls f(columns) for the unit of a number.
-  template <class F>
-  void visit(int64_t number, F f) const {
-    int64_t half = number - whole_;
-    if (half < 0) f(Columns<VECTORS>{number, 0});
-    else f(Columns<VECTORS / 2>{whole_ + half / 2, half % 2 * (VECTORS / 2)});
-  }
-
- private:
-  int64_t whole_, count_;
-};
+}
 
 // Rows of x as they are, or as wider numbers in `room`.
 template <class T>
@@ -174,16 +172,9 @@ void multiply_all(
   constexpr int64_t CACHE = 512 << 10, LEAST = 8 * ROWS;  // bytes of a block; rows that are worth a piece's conversion
   static thread_local Room<T> room;
   int64_t most = std::max<int64_t>(LEAST, CACHE / (weight.in() * sizeof(T)) / ROWS * ROWS);
-  Units units(output, team);
-  Block<T> block{};
-  for (int64_t number = team.take(); number < (rows + most - 1) / most * units.count(); number = team.take()) {
-    int64_t first = number / units.count() * most;
-    if (!block.count || block.first != first)
-      block = operands(x, x_stride, weight.in(), Range{first, std::min(first + most, rows)}, room);
-    units.visit(number % units.count(), [&](auto columns) {
-      block.count <= ROWS ? multiply_few<Y>(weight, columns, block, output)
-                          : multiply_many<Y>(weight, columns, block, output);
-    });
+  for (int64_t row = 0; row < rows; row += most) {
+    Range some{row, std::min(row + most, rows)};
+    multiply_share<Y>(weight, operands(x, x_stride, weight.in(), some, room), output, team);
   }
 }
 
