@@ -17,6 +17,10 @@ struct FetchRows {
   const int64_t* slots = nullptr;  // elements from data on
   int64_t size = 0, row_bytes = 0, per_step = 0;
 
+  void line(int64_t slot, int64_t byte) const {
+    if (slots[slot] != UNSEEN && byte < row_bytes) __builtin_prefetch(data + slots[slot] * size + byte);
+  }
+
   void operator()(int64_t step) const {
     for (int64_t slot = step * per_step; slot < std::min<int64_t>((step + 1) * per_step, TILE); slot++)
       for (int64_t byte = 0; slots[slot] != UNSEEN && byte < row_bytes; byte += 64)
@@ -44,9 +48,9 @@ class KVTiles {
     for (int64_t slot = 0; slot < TILE; index++, place = 0) {
       int64_t count = std::min(cache_.block_size - place, TILE - slot);
       int64_t at = sight.any(first + slot, count) ? element(cache_, table[index], kv_head, place) : UNSEEN;
-      bool each = sight.each(first + slot, count);
-      for (int64_t i = 0; i < count; i++)
-        found_[slot + i] = each || sight.any(first + slot + i, 1) ? at + i * head_dim_ : UNSEEN;
+      for (int64_t i = 0; i < count; i++) found_[slot + i] = at + i * head_dim_;
+      for (int64_t i = sight.each(first + slot, count) ? count : 0; i < count; i++)
+        if (!sight.any(first + slot + i, 1)) found_[slot + i] = UNSEEN;
       slot += count;
     }
   }
@@ -60,9 +64,10 @@ class KVTiles {
 
   // [head_dim][TILE], or in pairs.
   const Number* keys() {
+    FetchRows next = fetch(cache_.k, TILE);
     Number* keys = rooms_.keys.of(head_dim_ * TILE);
     const T* const* rows = find_rows(cache_.k, cache_.k_scale);
-    for (int64_t slot = 0; slot < TILE; slot += LANES) turn_columns(rows + slot, keys, slot);
+    for (int64_t slot = 0; slot < TILE; slot += LANES) turn_columns(rows + slot, keys, slot, next);
     return keys;
   }
 
@@ -92,28 +97,30 @@ class KVTiles {
   const T* const* find_rows(const char* data, const float* scales) {
     T* own = rooms_.own.of((TILE + 1) * head_dim_);
     const T* zeros = std::fill_n(own + TILE * head_dim_, head_dim_, T{}) - head_dim_;
+    const T* cached = reinterpret_cast<const T*>(data);
+    if (cache_.format == SAME) {
+      for (int64_t slot = 0; slot < TILE; slot++) rows_[slot] = slots_[slot] == UNSEEN ? zeros : cached + slots_[slot];
+      return rows_;
+    }
     for (int64_t slot = 0; slot < TILE; slot++) {
+      T* to = own + slot * head_dim_;
       int64_t at = slots_[slot];
-      if (at == UNSEEN) {
-        rows_[slot] = zeros;
-      } else if (cache_.format == SAME) {
-        rows_[slot] = reinterpret_cast<const T*>(data) + at;
-      } else {
-        T* to = own + slot * head_dim_;
-        dequantise(cache_, data + at, scales ? scales[scale_of(cache_, at)] : 1.0f, to);
-        rows_[slot] = to;
-      }
+      if (at != UNSEEN) dequantise(cache_, data + at, scales ? scales[scale_of(cache_, at)] : 1.0f, to);
+      rows_[slot] = at == UNSEEN ? zeros : to;
     }
     return rows_;
   }
 
   // LANES rows to LANES columns of the tile of keys, in units of 4 bytes: a number of float32, or two of bfloat16.
-  void turn_columns(const T* const* rows, Number* keys, int64_t slot) const {
+  void turn_columns(const T* const* rows, Number* keys, int64_t slot, const FetchRows& next) const {
     constexpr int64_t PER_UNIT = 4 / sizeof(T);
     int64_t units = head_dim_ / PER_UNIT, unit = 0;
     for (; unit + LANES <= units; unit += LANES) {
       Bits block[LANES];
-      for (int i = 0; i < LANES; i++) block[i] = load_as<Bits>(rows[i] + unit * PER_UNIT);
+      for (int i = 0; i < LANES; i++) {
+        next.line(slot + i, 4 * unit);
+        block[i] = load_as<Bits>(rows[i] + unit * PER_UNIT);
+      }
       transpose(block);
       for (int i = 0; i < LANES; i++) put_unit(block[i], keys, unit + i, slot);
     }

@@ -163,7 +163,7 @@ class Attention {
     for_groups_of_rows(rows_, [&](auto count, int64_t row) {
       constexpr int R = count;
       Sums sums[R]{};
-      FetchRows fetch = row ? FetchRows{} : tiles_.fetch_keys(steps_of<Number>(head_dim_));
+      FetchRows fetch{};
       add_product<R>(keys, query + row * head_dim_, head_dim_, head_dim_, fetch, sums);
       std::memcpy(scores + row * TILE, sums, sizeof sums);
     });

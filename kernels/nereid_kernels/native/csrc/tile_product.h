@@ -50,9 +50,10 @@ inline int64_t steps_of(int64_t in) {
   return std::max<int64_t>(1, std::min(PART, in) * int64_t(sizeof(T)) / 4);
 }
 
-// sums[r] += x[r] times the whole tile, which lies in the cache.
+// sums[r] += x[r] times the whole tile, which lies in the cache. A function of its own, as others of this kind: inlined,
+// the compiler runs out of registers.
 template <int R, class T, class Fetch>
-inline void add_product(
+[[gnu::noinline]] void add_product(
     const T* tile, const T* x, int64_t x_stride, int64_t in, Fetch fetch, Floats (&sums)[R][VECTORS]) {
   for (int64_t first = 0; first < in; first += PART) {
     Floats part[R][VECTORS]{};
@@ -63,48 +64,52 @@ inline void add_product(
   }
 }
 
-// The same with TILE rows that lie anywhere in place of a tile's inputs: sums[r] += x[r] times columns of those, from
-// `column` on, of which there are `width` in all.  x: [R][TILE].  fetch: a step is a row.
-template <int R, class Fetch>
-inline void add_rows(
-    const float* const* rows, int64_t column, int64_t width, const float* x, Fetch fetch,
-    Floats (&sums)[R][VECTORS]) {
-  Floats part[R][VECTORS]{};
-  for (int64_t i = 0; i < TILE; i++) {
-    fetch(i);
+// Two rows of a tile that is not one, as what is multiplied: V registers from `column` on, zeros from `width` on.
+template <class T>
+struct RowPair {
+  Floats even[VECTORS], odd[VECTORS];
+
+  RowPair(const T* first, const T* second, int64_t column, int64_t width) {
+    bool whole = column + TILE <= width;
     for (int v = 0; v < VECTORS; v++) {
-      Floats w = load_within(rows[i], column + v * LANES, width);
-      for (int r = 0; r < R; r++) part[r][v] += w * x[r * TILE + i];
+      int64_t at = column + v * LANES;
+      even[v] = whole ? load(first + at) : load_within(first, at, width);
+      odd[v] = whole ? load(second + at) : load_within(second, at, width);
     }
   }
-  for (int r = 0; r < R; r++)
-    for (int v = 0; v < VECTORS; v++) sums[r][v] += part[r][v];
-}
 
-template <int R, class X, class Fetch>
-inline void add_rows(
-    const bf16* const* rows, int64_t column, int64_t width, const X* x, Fetch fetch, Floats (&sums)[R][VECTORS]) {
+  // part[r] += x[r][0] times the first, x[r][1] times the second.
+  template <int R>
+  void multiply(const float* x, int64_t x_stride, Floats (&part)[R][VECTORS]) const {
+    for (int v = 0; v < VECTORS; v++)
+      for (int r = 0; r < R; r++) {
+        part[r][v] += even[v] * x[r * x_stride];
+        part[r][v] += odd[v] * x[r * x_stride + 1];
+      }
+  }
+
+  template <int R>
+  void multiply(const bf16* x, int64_t x_stride, Floats (&part)[R][VECTORS]) const {
+    for (int r = 0; r < R; r++) {
+      uint32_t pair;
+      std::memcpy(&pair, x + r * x_stride, 4);
+      for (int v = 0; v < VECTORS; v++)
+        part[r][v] = add_pair_products(part[r][v], ((Bits)even[v] >> 16) | (Bits)odd[v], pair);
+    }
+  }
+};
+
+// As add_product with TILE rows that lie anywhere in place of a tile's inputs: sums[r] += x[r] times columns of those,
+// from `column` on, of which there are `width` in all.  x: [R][TILE].  fetch: a step is a row.
+template <int R, class T, class Fetch>
+[[gnu::noinline]] void add_rows(
+    const T* const* rows, int64_t column, int64_t width, const Operand<T>* x, Fetch fetch,
+    Floats (&sums)[R][VECTORS]) {
   Floats part[R][VECTORS]{};
   for (int64_t i = 0; i < TILE; i += 2) {
     fetch(i);
     fetch(i + 1);
-    for (int v = 0; v < VECTORS; v++) {
-      Floats even = load_within(rows[i], column + v * LANES, width);
-      Floats odd = load_within(rows[i + 1], column + v * LANES, width);
-      if constexpr (std::is_same_v<X, bf16>) {
-        Bits pairs = ((Bits)even >> 16) | (Bits)odd;
-        for (int r = 0; r < R; r++) {
-          uint32_t pair;
-          std::memcpy(&pair, x + r * TILE + i, 4);
-          part[r][v] = add_pair_products(part[r][v], pairs, pair);
-        }
-      } else {
-        for (int r = 0; r < R; r++) {
-          part[r][v] += even * x[r * TILE + i];
-          part[r][v] += odd * x[r * TILE + i + 1];
-        }
-      }
-    }
+    RowPair<T>(rows[i], rows[i + 1], column, width).multiply(x + i, TILE, part);
   }
   for (int r = 0; r < R; r++)
     for (int v = 0; v < VECTORS; v++) sums[r][v] += part[r][v];
