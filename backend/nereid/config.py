@@ -56,7 +56,7 @@ class EngineConfig:
         to differ from the model's own code. 0: off; refused for a model without windows.
     quantization: of the products' weights, made once and kept in the cache folder; with the native library only. `none`
         keeps them as they are; `int4` keeps those that make logits in 8 bits.  quantization_group_size: inputs that
-        share a scale.
+        share a scale; null: 128 of 8 bits, 32 of 4.
     num_threads: threads of one CPU operation; null takes torch's default.
     block_size: tokens a KV block.
     num_blocks, kv_cache_bytes, gpu_memory_utilization: size of the pool of KV blocks, by the first of them that is
@@ -94,7 +94,7 @@ class EngineConfig:
     deterministic: bool = _flag(False)
     attention_sink_tokens: int = _number(0, 0, 1 << 20)
     quantization: str = _choice("none", QUANTIZATIONS)
-    quantization_group_size: int = _number(32, 2, 1 << 16)
+    quantization_group_size: int | None = _number(None, 2, 1 << 16, optional=True)
     num_threads: int | None = _number(None, 1, 1024, optional=True)
     block_size: int = _number(16, 1, 256)
     kv_cache_bytes: int | None = _number(None, 1, 1 << 50, optional=True)

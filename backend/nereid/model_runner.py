@@ -187,7 +187,7 @@ def _computed_by(config: EngineConfig, library: Library | None, backend: str) ->
     """What computes KV, and with which weights."""
     if library is None:
         return backend
-    group = f" in groups of {config.quantization_group_size}" if config.quantization != "none" else ""
+    group = f" in groups of {config.quantization_group_size or 'its own'}" if config.quantization != "none" else ""
     return f"native {library.variant}, quantization {config.quantization}{group}"
 
 

@@ -117,7 +117,7 @@ def scores(
     plain = 0.0
     for kv_dtype, quantization, group in choices:
         settings = {"kv_dtype": kv_dtype, "quantization": quantization, "dtype": dtype}
-        loss, size = score(directory, texts, {**settings, "quantization_group_size": group or 32})
+        loss, size = score(directory, texts, {**settings, "quantization_group_size": group or None})
         perplexity = math.exp(loss)
         plain = plain or perplexity
         rise, count = 100 * (perplexity / plain - 1), sum(len(text.essay) for text in texts)

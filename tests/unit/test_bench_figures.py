@@ -68,7 +68,7 @@ SIZE = ModelSize(layer_weights=1000, logit_weights=100, kv_numbers=10, pair_oper
 def test_decode_step_reads_weights_once_and_each_context() -> None:
     assert decode_step(SIZE, WEIGHT_BITS["none"], [0]) == Work(bytes=2200, operations=2200)
     assert decode_step(SIZE, WEIGHT_BITS["none"], [5, 15]) == Work(bytes=2200 + 20 * 20, operations=4400 + 20 * 40)
-    assert decode_step(SIZE, WEIGHT_BITS["int4"], [0]).bytes == 1000 * 5 / 8 + 100 * 9 / 8
+    assert decode_step(SIZE, WEIGHT_BITS["int4"], [0]).bytes == 1000 * 5 / 8 + 100 * 8.25 / 8
 
 
 def test_prefill_computes_each_token_and_every_pair() -> None:

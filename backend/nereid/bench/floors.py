@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from nereid.model_config import ModelConfig
 
 _KV_BYTES = 2  # a number, in bfloat16 and float16
-_SCALE_BITS = 32 / 32  # of int8 and int4: a float32 for each 32 inputs
+_SCALE_BITS = {8: 32 / 128, 4: 32 / 32}  # by bits of a weight: 4 bytes for each group of inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class WeightBits:
 
 WEIGHT_BITS = {
     "none": WeightBits(16, 16),
-    "int8": WeightBits(8 + _SCALE_BITS, 8 + _SCALE_BITS),
-    "int4": WeightBits(4 + _SCALE_BITS, 8 + _SCALE_BITS),
+    "int8": WeightBits(8 + _SCALE_BITS[8], 8 + _SCALE_BITS[8]),
+    "int4": WeightBits(4 + _SCALE_BITS[4], 8 + _SCALE_BITS[8]),
 }
 """By EngineConfig's `quantization`."""
 

@@ -32,16 +32,21 @@ from nereid_kernels.native.packing import (
 
 Weight = PackedWeight | QuantisedWeight
 _BITS = {"int8": 8, "int4": 4}
+_GROUPS = {8: 128, 4: 32}
 _HEAD_BITS = 8  # at least: logits are what is drawn from
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """tile: the library's.  quantization: `none`, `int8` or `int4`.  group: inputs that share a scale."""
+    """tile: the library's.  quantization: `none`, `int8` or `int4`.  group: inputs that share a scale; None: as many as
+    do no harm (tests/benchmarks/perplexity.py)."""
 
     tile: int
     quantization: str = "none"
-    group: int = 32
+    group: int | None = None
+
+    def group_of(self, bits: int) -> int:
+        return self.group or _GROUPS[bits]
 
 
 def load_packed(directory: Path, config: ModelConfig, dtype: torch.dtype, packing: Packing) -> Family[Weight]:
@@ -60,7 +65,8 @@ def load_packed(directory: Path, config: ModelConfig, dtype: torch.dtype, packin
 def _facts(dtype: torch.dtype, packing: Packing) -> tuple[str, ...]:
     """What the bits of quantised weights depend on beside the model's files. PyTorch sums up the errors of scales."""
     computed_by = torch.__version__, torch.backends.cpu.get_cpu_capability()
-    return ("packed weights", str(REVISION), repr(packing), str(dtype), *computed_by)
+    groups = [str(packing.group_of(bits)) for bits in (4, 8)]
+    return ("packed weights", str(REVISION), repr(packing), *groups, str(dtype), *computed_by)
 
 
 class PackedWeights:
@@ -101,14 +107,12 @@ class QuantisedWeights:
         return self._keep("head", weight, max(self._bits, _HEAD_BITS))
 
     def _keep(self, kind: str, weight: Tensor, bits: int) -> QuantisedWeight:
-        form = _Form(kind, bits, *weight.shape)
-        return self._kept(
-            form, lambda: pack_quantised(weight, self._packing.tile, bits, self._packing.group, self._place)
-        )
+        form, (tile, group) = _Form(kind, bits, *weight.shape), (self._packing.tile, self._packing.group_of(bits))
+        return self._kept(form, lambda: pack_quantised(weight, tile, bits, group, self._place))
 
     def keep_gated(self, gate: Tensor, up: Tensor) -> QuantisedWeight:
         form, bits = _Form("gated", self._bits, 2 * gate.shape[0], gate.shape[1]), self._bits
-        tile, group = self._packing.tile, self._packing.group
+        tile, group = self._packing.tile, self._packing.group_of(bits)
         return self._kept(form, lambda: pack_quantised_gated(gate, up, tile, bits, group, self._place))
 
     def _kept(self, form: _Form, make: Callable[[], QuantisedWeight]) -> QuantisedWeight:
@@ -119,7 +123,7 @@ class QuantisedWeights:
             self.made_any = True
         else:
             weight = QuantisedWeight(
-                codes, scales, form.bits, self._packing.group, form.out_features, form.in_features,
+                codes, scales, form.bits, self._packing.group_of(form.bits), form.out_features, form.in_features,
                 gated=form.kind == "gated",
             )  # fmt: skip
         self.tensors |= {f"{name}.codes": weight.codes, f"{name}.scales": weight.scales}

@@ -26,7 +26,12 @@ _LOG = logging.getLogger(__name__)
 _ENDING = ".safetensors"
 _MAX_BYTES = 16 << 30  # of all files together
 _MAX_THREADS = 16
-_DTYPES = {torch.float32: "F32", torch.int8: "I8", torch.uint8: "U8"}  # the widest first: each starts aligned
+_DTYPES = {
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+}  # the widest first: each starts aligned
 
 
 class WeightStore:

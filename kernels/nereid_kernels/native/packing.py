@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from nereid_kernels.native.quantising import quantise
 
-REVISION = 1
+REVISION = 2
 """Raise it when other bits come of the same quantised weights, or in another order: stored ones are then void."""
 
 Place = Callable[[Tensor], Tensor]
@@ -37,7 +37,8 @@ class QuantisedWeight:
     """A scale for each output feature and `group` inputs; the last group may be smaller.
 
     codes: [tiles, in, tile] int8 of 8 bits, or [tiles, in / 2, tile] uint8 of 4, the even input in the lower half and 8
-    standing for 0.  scales: [tiles, groups, tile] float32.
+    standing for 0.  scales: [tiles, groups, tile]: float32 of 8 bits; of 4, int32 with a scale's bfloat16 in the upper
+    half and an offset's in the lower.
     """
 
     codes: Tensor
@@ -98,7 +99,10 @@ def _quantised_tiles(weight: Tensor, tile: int, bits: int, group: int) -> tuple[
     if weight.shape[1] % 2 or group % 2:
         got = f"{weight.shape[1]} input features in groups of {group}"
         raise ValueError(f"weight: got {got}; allowed: even numbers")
-    codes, scales = quantise(weight, bits, group)  # [out, in] int8, [out, groups]
+    quantised = quantise(weight, bits, group)
+    codes, scales = quantised.codes, quantised.scales
+    if quantised.offsets is not None:
+        scales = scales.view(torch.int32) | quantised.offsets.view(torch.int32) >> 16 & 0xFFFF
     scales = scales.view(-1, tile, scales.shape[1]).transpose(1, 2)
     codes = codes.view(-1, tile, codes.shape[1]).transpose(1, 2)  # [tiles, in, tile]
     if bits == 4:

@@ -20,8 +20,7 @@ def test_quantised_products_equal_the_definition(
     library: Library, dtype: torch.dtype, out_features: int, in_features: int, bits: int, group: int
 ) -> None:
     weight = torch.randn(out_features, in_features)
-    codes, scales = quantise(weight, bits, group)
-    dequantised = codes.double() * scales.double().repeat_interleave(group, dim=1)[:, :in_features]
+    dequantised = quantise(weight, bits, group).numbers()
     packed = pack_quantised(weight, library.tile, bits, group)
     for rows in ROWS:
         x = torch.randn(rows, in_features).to(dtype)
@@ -50,14 +49,23 @@ def test_quantised_gated_products_are_two_products(library: Library, bits: int) 
 def test_quantising_errs_no_more_than_rounding_to_steps_of_the_largest_number(bits: int, group: int) -> None:
     """Rows of zeros, and a largest magnitude below 0, are exact."""
     weight = torch.randn(64, 1024)
-    codes, scales = quantise(weight, bits, group)
-    error = codes * scales.repeat_interleave(group, dim=1)[:, :1024] - weight
+    error = quantise(weight, bits, group).numbers() - weight
     steps = torch.stack([part.abs().amax(dim=1) for part in torch.split(weight, group, dim=1)], dim=1) / (
         2 ** (bits - 1) - 1
     )
     step = steps.repeat_interleave(group, dim=1)[:, :1024]
     rounded = (weight / step).round() * step - weight
-    assert error.square().mean() <= rounded.square().mean() * (1.0 if bits == 8 else 0.9)
-    assert not quantise(torch.zeros(3, 8), bits, 4)[0].any()
-    codes, scales = quantise(torch.tensor([[-8.0, 7.0]]), bits, 2)
-    torch.testing.assert_close(codes * scales, torch.tensor([[-8.0, 7.0]]), rtol=0.005, atol=0)
+    assert error.square().mean() <= rounded.square().mean() * (1.0001 if bits == 8 else 0.9)
+    assert not quantise(torch.zeros(3, 8), bits, 4).numbers().any()
+    ends = torch.tensor([[-8.0, 7.0]])
+    torch.testing.assert_close(quantise(ends, bits, 2).numbers().float(), ends, rtol=0.005, atol=0)
+
+
+def test_weights_on_a_grid_of_sixteen_steps_lose_nothing_in_four_bits() -> None:
+    """Wherever it begins: a range about 0 would lose most of it."""
+    steps = torch.randint(16, (50, 4, 32))
+    steps[:, :, 0], steps[:, :, 1] = 0, 15
+    scale, minimum = (torch.rand(50, 4, 1) + 0.5).bfloat16().float(), torch.randn(50, 4, 1)
+    weight = (steps * scale + minimum).flatten(1)
+    error = quantise(weight, 4, 32).numbers() - weight
+    assert (error.view(50, 4, 32).abs() <= scale * 0.06).all()  # the rounding of the offset

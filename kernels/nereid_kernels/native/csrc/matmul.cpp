@@ -19,7 +19,7 @@ template <class T>
 class PlainWeight {
  public:
   using X = T;
-  static constexpr bool SCALED = false;
+  static constexpr bool SCALED = false, HAS_OFFSETS = false;
 
   explicit PlainWeight(const MatmulArguments& a) : data_(static_cast<const char*>(a.weight)), in_(a.in) {}
 
@@ -30,6 +30,7 @@ class PlainWeight {
     return data_ + bytes(tile * in_ + first) + vector * int64_t(sizeof(Floats));  // an input, or a pair of them
   }
   const float* scales(int64_t, int64_t) const { return nullptr; }
+  static Floats added(Floats sum, Floats part, const float*, float) { return sum + part; }
 
   template <int R, int V>
   static void multiply(const char* from, const Operand<T>* x, int64_t x_stride, int64_t inputs, Floats (&part)[R][V]) {

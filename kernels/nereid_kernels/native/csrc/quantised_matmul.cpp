@@ -1,13 +1,14 @@
 // y = x times weight transposed, for weights of 8 or 4 bits with a scale for each output feature and group of inputs.
 //
 // Codes are whole numbers, which float32 and bfloat16 hold exactly: products and sums of a piece of a group are made with
-// the codes, and the sum is scaled.
+// the codes, and the sum is scaled. An offset, which is added to all weights of a group, meets the sum of x there.
 #include "tiled_matmul.h"
 
 namespace nereid {
 
 // x: [rows, x_stride] of dtype.  codes: INT8: [tiles, in, TILE]; INT4: [tiles, in / 2, TILE], the even input in the
-// lower half of a byte, 8 stands for 0.  scales: [tiles, groups, TILE] float32; the last group may be smaller.
+// lower half of a byte, 8 stands for 0.  scales: [tiles, groups, TILE]: float32, or of INT4 a scale's bfloat16 in the
+// upper half of 4 bytes, and an offset's in the lower; the last group may be smaller.
 struct QuantisedMatmulArguments {
   const void* x;
   const uint8_t* codes;
@@ -26,6 +27,7 @@ struct Pair {
 };
 
 struct Int8 {
+  static constexpr bool HAS_OFFSETS = false;
   static int64_t bytes(int64_t inputs) { return inputs * TILE; }
 
   // Of inputs 2 * pair and 2 * pair + 1.
@@ -34,16 +36,24 @@ struct Int8 {
     return {to_floats(at), to_floats(at + TILE)};
   }
 
+  static Floats added(Floats sum, Floats part, const float* scales, float) { return sum + part * load(scales); }
+
  private:
   static Floats to_floats(const char* from) { return __builtin_convertvector(widen(load_as<Bytes>(from)), Floats); }
 };
 
 struct Int4 {
+  static constexpr bool HAS_OFFSETS = true;
   static int64_t bytes(int64_t inputs) { return inputs * TILE / 2; }
 
   static Pair numbers(const char* codes, int64_t pair, int v) {
     Ints both = widen(load_as<UBytes>(codes + pair * TILE + v * LANES));
     return {to_floats(both), to_floats(both >> 4)};
+  }
+
+  static Floats added(Floats sum, Floats part, const float* scales, float x_sum) {
+    Bits both = load_as<Bits>(scales);
+    return sum + part * (Floats)(both & 0xffff0000u) + x_sum * (Floats)(both << 16);
   }
 
  private:
@@ -95,7 +105,7 @@ template <class Format, class T>
 class QuantisedWeight {
  public:
   using X = T;
-  static constexpr bool SCALED = true;
+  static constexpr bool SCALED = true, HAS_OFFSETS = Format::HAS_OFFSETS;
 
   explicit QuantisedWeight(const QuantisedMatmulArguments& a)
       : codes_(reinterpret_cast<const char*>(a.codes)), scales_(a.scales), in_(a.in), group_(a.group) {}
@@ -108,6 +118,10 @@ class QuantisedWeight {
   }
   const float* scales(int64_t tile, int64_t first) const {
     return scales_ + (tile * ((in_ + group_ - 1) / group_) + first / group_) * TILE;
+  }
+
+  static Floats added(Floats sum, Floats part, const float* scales, float x_sum) {
+    return Format::added(sum, part, scales, x_sum);
   }
 
   template <int R, int V>

@@ -9,10 +9,12 @@
 // A weight is a class with:
 //   X                        of x, float or bf16
 //   SCALED                   whether it has scales
+//   HAS_OFFSETS              whether a weight is a number times its scale and an offset: x's own sums are wanted then
 //   in(), group()            inputs of a row, and of a scale
 //   bytes(inputs)            of so many inputs of a tile
 //   at(tile, vector, first)  where those of input `first` begin, for the tile's registers from `vector` on
 //   scales(tile, first)      of the group that input `first` is in, one for each of the tile's columns
+//   added(sum, part, scales, x_sum)             sum and a piece's part, scaled by a register of `scales`
 //   multiply(from, x, x_stride, inputs, part)   as tile_product's, with a piece as it lies in memory
 //   numbers<V>(from, inputs, room)              a piece as numbers: [inputs][TILE], or in pairs, V registers of each
 #pragma once
@@ -22,11 +24,16 @@
 
 namespace nereid {
 
-// Rows of x as what is multiplied.  first: the row of y that the first of them makes.
+// Rows of x as what is multiplied.  first: the row of y that the first of them makes.  sums: [rows][pieces], of each
+// piece's inputs of x, where the weight has offsets.
 template <class T>
 struct Block {
   const T* x;
   int64_t stride, first, count;
+  const float* sums = nullptr;
+  int64_t num_pieces = 0;
+
+  float sum(int64_t row, int64_t piece) const { return sums ? sums[row * num_pieces + piece] : 0.0f; }
 };
 
 // V registers of a tile, from register `vector` on.
@@ -38,7 +45,7 @@ struct Columns {
 struct Piece {
   const char* from;
   const float* scales;
-  int64_t first, inputs;
+  int64_t number, first, inputs;
 };
 
 // What lies `ahead` bytes further on in a tile that is read as it lies there.
@@ -62,20 +69,22 @@ struct FetchNext {
   }
 };
 
-template <class Weight, int V, class F>
-inline void for_pieces(const Weight& weight, Columns<V> columns, F f) {
+// Calls f(number, first input, inputs, first input of its group) for each piece.
+template <class Weight, class F>
+inline void for_cuts(const Weight& weight, F f) {
+  int64_t number = 0;
   for (int64_t group = 0; group < weight.in(); group += weight.group()) {
     int64_t end = std::min(group + weight.group(), weight.in());
-    const float* scales = Weight::SCALED ? weight.scales(columns.tile, group) + columns.vector * LANES : nullptr;
-    for (int64_t first = group; first < end; first += PART)
-      f(Piece{weight.at(columns.tile, columns.vector, first), scales, first, std::min(PART, end - first)});
+    for (int64_t first = group; first < end; first += PART) f(number++, first, std::min(PART, end - first), group);
   }
 }
 
-template <class Weight>
-inline Floats added(Floats sum, Floats part, const float* scales, int v) {
-  if constexpr (Weight::SCALED) return sum + part * load(scales + v * LANES);
-  else return sum + part;
+template <class Weight, int V, class F>
+inline void for_pieces(const Weight& weight, Columns<V> columns, F f) {
+  for_cuts(weight, [&](int64_t number, int64_t first, int64_t inputs, int64_t group) {
+    const float* scales = Weight::SCALED ? weight.scales(columns.tile, group) + columns.vector * LANES : nullptr;
+    f(Piece{weight.at(columns.tile, columns.vector, first), scales, number, first, inputs});
+  });
 }
 
 // At most ROWS rows.
@@ -90,7 +99,7 @@ void multiply_few(
       Weight::multiply(piece.from, block.x + row * block.stride + piece.first, block.stride, piece.inputs, part);
       for (int v = 0; v < V; v++) {
         if (Weight::SCALED) __builtin_prefetch(piece.scales + v * LANES + 4 * TILE);
-        for (int r = 0; r < R; r++) sums[r][v] = added<Weight>(sums[r][v], part[r][v], piece.scales, v);
+        for (int r = 0; r < R; r++) sums[r][v] = Weight::added(sums[r][v], part[r][v], piece.scales + v * LANES, block.sum(row + r, piece.number));
       }
     });
     for (int r = 0; r < R; r++) finish<Y, V>(output, sums[r], columns.tile, columns.vector, block.first + row + r);
@@ -115,8 +124,11 @@ void multiply_many(
       multiply(numbers, block.x + row * block.stride + piece.first, block.stride, piece.inputs, fetch, part);
       if (ahead + fetch.bytes(piece.inputs) < end) ahead += fetch.bytes(piece.inputs);
       float* at = sums + row * V * LANES;
-      for (int r = 0; r < R; r++)
-        for (int v = 0; v < V; v++, at += LANES) store(at, added<Weight>(load(at), part[r][v], piece.scales, v));
+      for (int r = 0; r < R; r++) {
+        float x_sum = block.sum(row + r, piece.number);
+        for (int v = 0; v < V; v++, at += LANES)
+          store(at, Weight::added(load(at), part[r][v], piece.scales + v * LANES, x_sum));
+      }
     });
   });
   for (int64_t row = 0; row < block.count; row++) {
@@ -163,6 +175,20 @@ inline Block<float> operands(const bf16* x, int64_t x_stride, int64_t in, Range 
   return {wide, stride, rows.begin, count};
 }
 
+// [rows][pieces]: the sums of each piece's inputs, in their order by registers.
+template <class Weight, class T>
+const float* sums_of_pieces(const Weight& weight, const Block<T>& block, Room<float>& room) {
+  float *sums = room.of(block.count * block.num_pieces), *to = sums;
+  for (int64_t row = 0; row < block.count; row++)
+    for_cuts(weight, [&](int64_t, int64_t first, int64_t inputs, int64_t) {
+      const T* x = block.x + row * block.stride + first;
+      Floats sum{};
+      for (int64_t i = 0; i < inputs; i += LANES) sum += load_within(x, i, inputs);
+      *to++ = sum_of(sum);
+    });
+  return sums;
+}
+
 // x: [rows, x_stride].
 template <class Y, class Weight>
 void multiply_all(
@@ -173,8 +199,13 @@ void multiply_all(
   static thread_local Room<T> room;
   int64_t most = std::max<int64_t>(LEAST, CACHE / (weight.in() * sizeof(T)) / ROWS * ROWS);
   for (int64_t row = 0; row < rows; row += most) {
-    Range some{row, std::min(row + most, rows)};
-    multiply_share<Y>(weight, operands(x, x_stride, weight.in(), some, room), output, team);
+    Block<T> block = operands(x, x_stride, weight.in(), Range{row, std::min(row + most, rows)}, room);
+    if constexpr (Weight::HAS_OFFSETS) {
+      static thread_local Room<float> sums_room;
+      for_cuts(weight, [&](int64_t number, auto...) { block.num_pieces = number + 1; });
+      block.sums = sums_of_pieces(weight, block, sums_room);
+    }
+    multiply_share<Y>(weight, block, output, team);
   }
 }
 
