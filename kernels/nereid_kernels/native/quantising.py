@@ -1,5 +1,5 @@
-"""quantise: weights as whole numbers of 8 or 4 bits, with a scale for some inputs of each output feature; those of 4 bits
-have an offset besides.
+"""quantise: weights as whole numbers of 8 or 4 bits, with a scale for some inputs of each output feature, and of 4 bits
+an offset.
 
 With so few steps, a range that lies where the weights do loses less than one that has its middle at 0. Scales and
 offsets of 4 bits are rounded to bfloat16 before the codes are chosen. The range is the one whose squared error is least

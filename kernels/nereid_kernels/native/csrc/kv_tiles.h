@@ -8,8 +8,8 @@
 
 namespace nereid {
 
-// Has a tile's rows fetched, some at each step of a product. A block lies on pages of its own, up to which the processor
-// does not look ahead by itself; and all at once would wait for the memory.
+// Has a tile's rows fetched, some at each step of a product. A block lies on pages of its own, up to which the
+// processor does not look ahead by itself; and all at once would wait for the memory.
 struct FetchRows {
   static constexpr int64_t UNSEEN = -1;
 
@@ -28,8 +28,8 @@ struct FetchRows {
   }
 };
 
-// For one thread.  T: what the model computes in.  Tiles are of what that is multiplied as, and keep what they hold until
-// the next ones are read.
+// For one thread.  T: what the model computes in.  Tiles are of what that is multiplied as, and keep what they hold
+// until the next ones are read.
 template <class T>
 class KVTiles {
  public:
@@ -126,7 +126,8 @@ class KVTiles {
     }
     for (; unit < units; unit++) {
       Bits column;
-      for (int i = 0; i < LANES; i++) std::memcpy(reinterpret_cast<char*>(&column) + 4 * i, rows[i] + unit * PER_UNIT, 4);
+      for (int i = 0; i < LANES; i++)
+        std::memcpy(reinterpret_cast<char*>(&column) + 4 * i, rows[i] + unit * PER_UNIT, 4);
       put_unit(column, keys, unit, slot);
     }
   }

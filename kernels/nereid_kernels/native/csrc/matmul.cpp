@@ -1,4 +1,5 @@
-// y = x times weight transposed, for weights of x's own dtype: a tile is [in / 2][TILE][2] bfloat16, or [in][TILE] float32.
+// y = x times weight transposed, for weights of x's own dtype: a tile is [in / 2][TILE][2] bfloat16, or [in][TILE]
+// float32.
 #include "tiled_matmul.h"
 
 namespace nereid {
@@ -30,7 +31,7 @@ class PlainWeight {
     return data_ + bytes(tile * in_ + first) + vector * int64_t(sizeof(Floats));  // an input, or a pair of them
   }
   const float* scales(int64_t, int64_t) const { return nullptr; }
-  static Floats added(Floats sum, Floats part, const float*, float) { return sum + part; }
+  static Floats added(Floats sum, Floats part, const float*, int, float) { return sum + part; }
 
   template <int R, int V>
   static void multiply(const char* from, const Operand<T>* x, int64_t x_stride, int64_t inputs, Floats (&part)[R][V]) {

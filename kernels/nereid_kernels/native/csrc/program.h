@@ -23,8 +23,8 @@ struct Group {
   int64_t max_blocks;
 };
 
-// token_ids, positions: [tokens].  hidden_rows: [num_hidden_rows].  cu_query_lens: [sequences + 1].  seq_lens: [sequences].
-// scratch: room for what attention over long contexts leaves between two of its parts.
+// token_ids, positions: [tokens].  hidden_rows: [num_hidden_rows].  cu_query_lens: [sequences + 1].  seq_lens:
+// [sequences]. scratch: room for what attention over long contexts leaves between two of its parts.
 struct Step {
   int64_t num_tokens, num_hidden_rows, num_sequences;
   const int64_t* token_ids;

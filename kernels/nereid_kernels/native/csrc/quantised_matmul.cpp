@@ -1,7 +1,7 @@
 // y = x times weight transposed, for weights of 8 or 4 bits with a scale for each output feature and group of inputs.
 //
-// Codes are whole numbers, which float32 and bfloat16 hold exactly: products and sums of a piece of a group are made with
-// the codes, and the sum is scaled. An offset, which is added to all weights of a group, meets the sum of x there.
+// Codes are whole numbers, which float32 and bfloat16 hold exactly: products and sums of a piece of a group are made
+// with the codes, and the sum is scaled. An offset, which is added to all weights of a group, meets the sum of x there.
 #include "tiled_matmul.h"
 
 namespace nereid {
@@ -120,8 +120,8 @@ class QuantisedWeight {
     return scales_ + (tile * ((in_ + group_ - 1) / group_) + first / group_) * TILE;
   }
 
-  static Floats added(Floats sum, Floats part, const float* scales, float x_sum) {
-    return Format::added(sum, part, scales, x_sum);
+  static Floats added(Floats sum, Floats part, const float* scales, int v, float x_sum) {
+    return Format::added(sum, part, scales + v * LANES, x_sum);
   }
 
   template <int R, int V>

@@ -3,8 +3,8 @@
 
 namespace nereid {
 
-// x, residual, sum, y: [rows, width] of one dtype, rows contiguous.  residual, sum: null, both, for the norm of x alone;
-// else sum = x + residual, rounded, is normed.  weight: [width] float32.
+// x, residual, sum, y: [rows, width] of one dtype, rows contiguous.  residual, sum: null, both, for the norm of x
+// alone; else sum = x + residual, rounded, is normed.  weight: [width] float32.
 struct RmsNormArguments {
   const void* x;
   const void* residual;

@@ -1,7 +1,7 @@
 // The product of some rows with one packed tile of a matrix, in registers: what matmul and attention are made of.
 //
-// A tile has TILE columns: [in][TILE] float32, or [in / 2][TILE][2] bfloat16. Products are summed in float32, in order of
-// `in`, so that a row's bits depend on no other row, nor on how many there are.
+// A tile has TILE columns: [in][TILE] float32, or [in / 2][TILE][2] bfloat16. Products are summed in float32, in order
+// of `in`, so that a row's bits depend on no other row, nor on how many there are.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@ using Sums = Floats[VECTORS];
 
 constexpr int64_t PART = 64;  // inputs whose products are summed by themselves: a long sum loses what is added last
 
-// part[r] += x[r] times V registers of each of `in` inputs.  x: R rows, x_stride apart.  fetch(step): has memory fetched
-// that is wanted later; a step is an input of float32, a pair of bfloat16: 4 * TILE bytes of the tile.
+// part[r] += x[r] times V registers of each of `in` inputs.  x: R rows, x_stride apart.  fetch(step): has memory
+// fetched that is wanted later; a step is an input of float32, a pair of bfloat16: 4 * TILE bytes of the tile.
 template <int R, int V, class Fetch>
 inline void multiply(
     const float* tile, const float* x, int64_t x_stride, int64_t in, Fetch fetch, Floats (&part)[R][V]) {
@@ -50,8 +50,8 @@ inline int64_t steps_of(int64_t in) {
   return std::max<int64_t>(1, std::min(PART, in) * int64_t(sizeof(T)) / 4);
 }
 
-// sums[r] += x[r] times the whole tile, which lies in the cache. A function of its own, as others of this kind: inlined,
-// the compiler runs out of registers.
+// sums[r] += x[r] times the whole tile, which lies in the cache. A function of its own, as others of this kind:
+// inlined, the compiler runs out of registers.
 template <int R, class T, class Fetch>
 [[gnu::noinline]] void add_product(
     const T* tile, const T* x, int64_t x_stride, int64_t in, Fetch fetch, Floats (&sums)[R][VECTORS]) {

@@ -14,7 +14,7 @@
 //   bytes(inputs)            of so many inputs of a tile
 //   at(tile, vector, first)  where those of input `first` begin, for the tile's registers from `vector` on
 //   scales(tile, first)      of the group that input `first` is in, one for each of the tile's columns
-//   added(sum, part, scales, x_sum)             sum and a piece's part, scaled by a register of `scales`
+//   added(sum, part, scales, v, x_sum)          sum and a piece's part, scaled by register v of `scales`
 //   multiply(from, x, x_stride, inputs, part)   as tile_product's, with a piece as it lies in memory
 //   numbers<V>(from, inputs, room)              a piece as numbers: [inputs][TILE], or in pairs, V registers of each
 #pragma once
@@ -48,7 +48,7 @@ struct Piece {
   int64_t number, first, inputs;
 };
 
-// What lies `ahead` bytes further on in a tile that is read as it lies there.
+// What lies AHEAD bytes further on in a tile that is read as it lies there.
 template <int V>
 struct FetchFurther {
   static constexpr int64_t AHEAD = 3072;  // the processor by itself does not look that far
@@ -99,7 +99,8 @@ void multiply_few(
       Weight::multiply(piece.from, block.x + row * block.stride + piece.first, block.stride, piece.inputs, part);
       for (int v = 0; v < V; v++) {
         if (Weight::SCALED) __builtin_prefetch(piece.scales + v * LANES + 4 * TILE);
-        for (int r = 0; r < R; r++) sums[r][v] = Weight::added(sums[r][v], part[r][v], piece.scales + v * LANES, block.sum(row + r, piece.number));
+        for (int r = 0; r < R; r++)
+          sums[r][v] = Weight::added(sums[r][v], part[r][v], piece.scales, v, block.sum(row + r, piece.number));
       }
     });
     for (int r = 0; r < R; r++) finish<Y, V>(output, sums[r], columns.tile, columns.vector, block.first + row + r);
@@ -127,7 +128,7 @@ void multiply_many(
       for (int r = 0; r < R; r++) {
         float x_sum = block.sum(row + r, piece.number);
         for (int v = 0; v < V; v++, at += LANES)
-          store(at, Weight::added(load(at), part[r][v], piece.scales + v * LANES, x_sum));
+          store(at, Weight::added(load(at), part[r][v], piece.scales, v, x_sum));
       }
     });
   });
