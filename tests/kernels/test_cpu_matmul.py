@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import functional
 
 from nereid_kernels.cpu.matmul import BASE_TILE, _cut, matmul, row_tiles
 from nereid_kernels.reference import matmul as reference
@@ -15,12 +16,24 @@ ODD = [(1, 1), (7, 3), (16, 2), (64, 1), (123, 45), (1, 64), (33, 100), (2049, 1
 ROWS = (2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 33, 64, 129, 257, 513)
 
 
+def tiles_or_skip(weight: torch.Tensor) -> tuple[int, ...]:
+    """Those of `row_tiles`; a model with such a weight is refused with `deterministic` where there are none."""
+    tiles = row_tiles(weight)
+    if not tiles:
+        pytest.skip(f"this processor's libraries, with {torch.get_num_threads()} threads, have none for {weight.shape}")
+    return tiles
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bits_do_not_depend_on_the_batch(threads: int, dtype: torch.dtype) -> None:
     torch.manual_seed(threads)
+    none: list[tuple[int, int]] = []
     for in_features, out_features in [*SMOLLM2, *ODD] if dtype != torch.float16 else ODD:
         x, weight = torch.randn(520, in_features).to(dtype), torch.randn(out_features, in_features).to(dtype)
         tiles = row_tiles(weight)
+        if not tiles:
+            none.append((in_features, out_features))
+            continue
         whole = matmul(x, weight, None)
         for row in range(10):  # alone, from every place within a tile
             assert torch.equal(matmul(x[row : row + 1], weight, None, tiles), whole[row : row + 1])
@@ -28,6 +41,8 @@ def test_bits_do_not_depend_on_the_batch(threads: int, dtype: torch.dtype) -> No
             start = rows % 6  # any place among the rows; addresses that are not aligned
             part = matmul(x[start : start + rows], weight, None, tiles)
             assert torch.equal(part, whole[start : start + rows]), (in_features, out_features, start, rows)
+    if none:  # `deterministic` is refused there
+        pytest.skip(f"with {threads} threads this processor's libraries have no such tiles for {none}")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -47,18 +62,19 @@ def test_what_lies_behind_a_row_is_no_part_of_it(threads: int, rows: int, dtype:
     """Nor a NaN of the next row, where one row is another request's."""
     weight = torch.randn(70, 63).to(dtype)
     behind = torch.full((rows, 64), torch.nan, dtype=dtype)[:, :63].copy_(torch.randn(rows, 63))
-    assert matmul(behind, weight, None, row_tiles(weight)).isfinite().all()
+    tiles = tiles_or_skip(weight)
+    assert matmul(behind, weight, None, tiles).isfinite().all()
     beside = torch.randn(rows + 1, 63).to(dtype)
     beside[-1] = torch.nan
-    assert matmul(beside, weight, None, row_tiles(weight))[:-1].isfinite().all()
+    assert matmul(beside, weight, None, tiles)[:-1].isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_vocabulary(threads: int, dtype: torch.dtype) -> None:
     x, weight = torch.randn(9, 576).to(dtype), torch.randn(49152, 576).to(dtype)
-    whole = matmul(x, weight, None)
+    tiles, whole = tiles_or_skip(weight), matmul(x, weight, None)
     for start, end in ((0, 1), (8, 9), (3, 5)):
-        assert torch.equal(matmul(x[start:end], weight, None, row_tiles(weight)), whole[start:end])
+        assert torch.equal(matmul(x[start:end], weight, None, tiles), whole[start:end])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -69,14 +85,17 @@ def test_equals_its_definition(rows: int, in_features: int, out_features: int, d
     exact = reference.matmul(x.double(), weight.double(), bias.double())
     out = matmul(x, weight, bias)
     assert out.is_contiguous()
-    assert_as_good_as_plain(out, exact, reference.matmul(x, weight, bias))
+    tile = functional.pad(x, (0, 0, 0, -rows % BASE_TILE))  # of other numbers of rows the library's error is another
+    assert_as_good_as_plain(out, exact, reference.matmul(tile, weight, bias)[:rows])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(96, 123), (1, 64), (3072, 576)])
-def test_a_tile_of_the_base_size_always_agrees(threads: int, shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_a_tile_of_the_base_size_is_among_those_that_agree(
+    threads: int, shape: tuple[int, int], dtype: torch.dtype
+) -> None:
     before = torch.random.get_rng_state()
-    tiles = row_tiles(torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype))
+    tiles = tiles_or_skip(torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype))
     assert BASE_TILE in tiles and list(tiles) == sorted(tiles, reverse=True)
     assert torch.equal(before, torch.random.get_rng_state())
 

@@ -4,7 +4,7 @@ Plain `linear` breaks that: its library takes another routine for few rows than 
 summation, and, where a thread gets few output features, looks at the alignment of a row in memory. So a product is only
 ever made in tiles of fixed numbers of rows, filled up with zeros, each row at a multiple of 64 bytes.
 Which numbers of rows give the same bits depends on processor, threads and the weight's shape: `row_tiles` finds them
-out, and a tile of 16 rows is always among them.
+out; where any do, a tile of 16 rows is among them.
 
 That a row's place in a tile does not matter is measured too, not promised by the libraries underneath. Bits may differ
 between numbers of threads, and between processors.
