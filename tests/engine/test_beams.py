@@ -117,12 +117,7 @@ def test_a_preemption_at_any_step_changes_no_beam(
     requests = [make_request(Branching(4, 4, 4, 1.5), 15, prompt_len) for prompt_len in (5, 20)]
     for request in requests:
         engine.add(request)
-    count = 0
-    while engine.scheduler.has_work:
-        if count >= step and (count - step) % 5 == 0 and engine.scheduler.num_running:
-            engine.scheduler.preempt_worst()
-        engine.step()
-        count += 1
+    engine.run_with_preemptions(step)
     assert engine.scheduler.num_preemptions > 0
     for request in requests:
         check(model, request, engine)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import random
-import unittest.mock
 from pathlib import Path
 
 import pytest
 import torch
 
-from nereid.batch import SchedulerOutput, StepResult
 from nereid.config import EngineConfig
 from nereid.errors import ConfigError
 from nereid.model_runner import choose_backend
@@ -17,6 +15,7 @@ from nereid.models import layers
 from nereid.request import Request, SamplingParams
 from nereid.tokenization.tokenizer import Tokenizer
 from tests.conftest import spec_bench_prompts
+from tests.engine.draws import draws
 from tests.engine.tiny import VOCAB, SteppedEngine
 
 WAYS: dict[str, dict[str, object]] = {
@@ -35,28 +34,7 @@ def logits_by_request(
     directory: Path, requests: list[Request], settings: dict[str, object]
 ) -> dict[int, list[torch.Tensor]]:
     """Of each request, the logits of every position that drew a token, in order."""
-    engine = SteppedEngine(directory, {"deterministic": True, **settings})
-    seen: dict[int, list[torch.Tensor]] = {request.request_id: [] for request in requests}
-    model, logits_of, compute = engine.runner.model, engine.runner.model.logits, engine.compute
-    plans: list[SchedulerOutput] = []
-
-    def run(plan: SchedulerOutput) -> StepResult:
-        plans.append(plan)
-        return compute(plan)
-
-    def record(hidden: torch.Tensor) -> torch.Tensor:
-        logits = logits_of(hidden)
-        rows = [row for row in plans[-1].scheduled if row.samples]
-        for row, row_logits in zip(rows, logits, strict=True):
-            seen[row.request_id].append(row_logits.clone())
-        return logits
-
-    with (
-        unittest.mock.patch.object(engine, "compute", run),
-        unittest.mock.patch.object(model, "logits", record),
-    ):
-        engine.run(requests)
-    return seen
+    return draws(SteppedEngine(directory, {"deterministic": True, **settings}), requests)
 
 
 def assert_same_bits(directory: Path, requests: list[Request], settings: dict[str, object]) -> None:

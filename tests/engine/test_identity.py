@@ -108,12 +108,7 @@ def test_a_preemption_at_any_step_changes_nothing(
     engine = SteppedEngine(directory, {"block_size": BLOCK, "max_num_batched_tokens": 11})
     for request in requests:
         engine.scheduler.add(request)
-    count = 0
-    while engine.scheduler.has_work:
-        if count >= step and (count - step) % 5 == 0 and engine.scheduler.num_running:
-            engine.scheduler.preempt_worst()
-        engine.step()
-        count += 1
+    engine.run_with_preemptions(step)
     assert engine.scheduler.num_preemptions > 0
     check(model, requests, engine.tokens)
 

@@ -5,7 +5,6 @@ the token, swapped, kept in the host's memory, read from disk after a restart. A
 from __future__ import annotations
 
 import random
-import unittest.mock
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +13,9 @@ import pytest
 import torch
 import transformers
 
-from nereid.batch import CopyBlock, LoadBlock, SchedulerOutput, StepResult, StoreBlock, SwapIn, SwapOut
+from nereid.batch import CopyBlock, LoadBlock, StoreBlock, SwapIn, SwapOut
 from nereid.request import Request, SamplingParams
+from tests.engine.draws import draws
 from tests.engine.test_identity import BLOCK, check, make_requests
 from tests.engine.tiny import VOCAB, SteppedEngine
 
@@ -123,30 +123,6 @@ def test_a_disk_that_lost_or_damaged_its_files_costs_time_alone(
     assert second.num_failed_loads > 3
     check(model, again(requests), second.tokens)
     second.close()
-
-
-def draws(engine: SteppedEngine, requests: list[Request]) -> dict[int, list[torch.Tensor]]:
-    """Of each request, the logits of every position that drew a token, in order."""
-    seen: dict[int, list[torch.Tensor]] = {request.request_id: [] for request in requests}
-    logits_of, compute = engine.runner.model.logits, engine.compute
-    plans: list[SchedulerOutput] = []
-
-    def run(plan: SchedulerOutput) -> StepResult:
-        plans.append(plan)
-        return compute(plan)
-
-    def record(hidden: torch.Tensor) -> torch.Tensor:
-        logits = logits_of(hidden)
-        for row, row_logits in zip((row for row in plans[-1].scheduled if row.samples), logits, strict=True):
-            seen[row.request_id].append(row_logits.clone())
-        return logits
-
-    with (
-        unittest.mock.patch.object(engine, "compute", run),
-        unittest.mock.patch.object(engine.runner.model, "logits", record),
-    ):
-        engine.run(requests)
-    return seen
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,10 @@ from nereid.batch import CopyBlock, SwapIn
 from nereid.errors import ConfigError
 from nereid.request import Request
 from tests.conftest import TOLERANCES
+from tests.engine.draws import draws
 from tests.engine.test_deterministic import assert_same_bits
 from tests.engine.test_identity import BLOCK, check, make_requests
-from tests.engine.test_kv_ways import again, draws, every_length
+from tests.engine.test_kv_ways import again, every_length
 from tests.engine.tiny import SteppedEngine, make_tiny_ministral, make_tiny_mistral, reference_logits
 
 WINDOW = 11

@@ -138,6 +138,15 @@ class SteppedEngine:
         self.runner.kv_cache.pages[sorted(self.held - held)] = NAN_BYTE
         self.held = held
 
+    def run_with_preemptions(self, first: int) -> None:
+        """Until nothing is left to do; before step `first` and every fifth one after it somebody is preempted."""
+        for count in itertools.count():
+            if not self.scheduler.has_work:
+                break
+            if count >= first and (count - first) % 5 == 0 and self.scheduler.num_running:
+                self.scheduler.preempt_worst()
+            self.step()
+
     def run(self, requests: Iterable[Request]) -> dict[int, list[int]]:
         """All requests at once, to their ends; their tokens by id."""
         for request in requests:

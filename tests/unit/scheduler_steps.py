@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from nereid.batch import SampledToken, SchedulerOutput, StepResult
 from nereid.config import EngineConfig
 from nereid.kv_cache.layout import BlockLayout
@@ -34,10 +36,14 @@ def make_request(
     return Request(request_id, prompt, params, at, deadline, priority=priority, cache_salt=salt)
 
 
-def run_step(scheduler: Scheduler, token_id: int = 9, *, check: bool = True) -> tuple[SchedulerOutput, list[Advance]]:
-    """A step in which every sampling request draws `token_id`; ended requests are finished."""
+def run_step(
+    scheduler: Scheduler, token_id: int = 9, *, draw: Callable[[int], int] | None = None, check: bool = True
+) -> tuple[SchedulerOutput, list[Advance]]:
+    """A step in which every sampling request draws `token_id`, or what `draw` gives for its id; ended requests are
+    finished."""
     plan = scheduler.schedule()
-    sampled = tuple(SampledToken(row.request_id, token_id) for row in plan.scheduled if row.samples)
+    drawing = [row.request_id for row in plan.scheduled if row.samples]
+    sampled = tuple(SampledToken(i, token_id if draw is None else draw(i)) for i in drawing)
     advances = scheduler.update(plan, StepResult(plan.step, sampled))
     for advance in advances:
         if advance.finish_reason:

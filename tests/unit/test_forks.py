@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from nereid.batch import SampledToken, SchedulerOutput, StepResult
+from nereid.batch import SchedulerOutput
 from nereid.config import EngineConfig
 from nereid.errors import QueueFullError
 from nereid.kv_cache.layout import BlockLayout
@@ -47,13 +47,8 @@ def test_eight_sequences_take_the_fewest_blocks_that_hold_them(cache: bool, budg
     states = add(scheduler, replace(make_request(1, 520, max_tokens=32), cache=cache), 8)
     peak = num_computed = 0
     while scheduler.has_work:
-        plan = scheduler.schedule()
         # Each sequence draws tokens of its own: else they would share what follows, too.
-        drawn = tuple(SampledToken(row.request_id, 100 - row.request_id) for row in plan.scheduled if row.samples)
-        for advance in scheduler.update(plan, StepResult(plan.step, drawn)):
-            if advance.finish_reason:
-                scheduler.finish(advance.state)
-        scheduler.check_integrity()
+        plan, _ = run_step(scheduler, draw=lambda request_id: 100 - request_id)
         num_computed += plan.num_scheduled_tokens
         peak = max(peak, kv_cache.num_blocks - kv_cache.num_free_blocks)
     assert scheduler.num_preemptions == 0 and num_computed == 520 + 8 * 31

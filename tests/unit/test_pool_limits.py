@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from nereid.batch import BlockGroup, SampledToken, StepResult
+from nereid.batch import BlockGroup
 from nereid.config import EngineConfig
 from nereid.errors import InvalidRequestError
 from nereid.kv_cache.layout import BlockLayout
@@ -92,11 +92,6 @@ def test_sequences_that_share_a_prompt_end_in_a_pool_for_one_of_them(
             own, *others = sequences_of(request, new_ids, (EOS,))
             leader = scheduler.add(own, others)
             while scheduler.has_work:
-                plan = scheduler.schedule()
-                drawn = tuple(SampledToken(r.request_id, 200 - r.request_id) for r in plan.scheduled if r.samples)
-                for advance in scheduler.update(plan, StepResult(plan.step, drawn)):
-                    if advance.finish_reason:
-                        scheduler.finish(advance.state)
-                scheduler.check_integrity()
+                run_step(scheduler, draw=lambda request_id: 200 - request_id)
             states = [leader, *leader.siblings]
             assert [len(state.output_token_ids) for state in states] == [limit - prompt_len] * 3
