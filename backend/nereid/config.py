@@ -17,6 +17,7 @@ SETTINGS_FILE = "model.json"  # in a model's version folder
 DTYPES = ("auto", "bfloat16", "float32")
 KV_DTYPES = ("auto", "fp8_e4m3", "int8")
 QUANTIZATIONS = ("none", "int8", "int4")
+QUANTIZATION_GROUPS = {8: 128, 4: 32}  # by bits of a weight: so large, and no larger, costs next to no perplexity
 ATTENTION_BACKENDS = ("auto", "cpu", "native", "triton_lang")
 UNKNOWN_PARAMETERS = ("refuse", "warn")
 _GIB = 1 << 30
@@ -122,6 +123,10 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for f in fields(self):
             _check(f.name, getattr(self, f.name), f.metadata)
+
+    def quantization_group(self, bits: int) -> int:
+        """Inputs that share a scale. bits: of a quantised weight, 8 or 4."""
+        return self.quantization_group_size or QUANTIZATION_GROUPS[bits]
 
     @classmethod
     def from_mapping(cls, settings: Mapping[str, object]) -> EngineConfig:

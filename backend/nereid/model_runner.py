@@ -23,7 +23,7 @@ from nereid.batch import (
     SchedulerOutput,
     StepResult,
 )
-from nereid.config import EngineConfig
+from nereid.config import QUANTIZATION_GROUPS, EngineConfig
 from nereid.errors import ConfigError
 from nereid.kv_cache.layout import BlockLayout
 from nereid.kv_memory.budget import PoolBudget
@@ -69,8 +69,7 @@ class ModelRunner:
         self._model: Model
         if library:
             most = config.max_num_batched_tokens, config.max_num_batched_tokens + config.max_num_seqs
-            packing = Packing(library.tile, config.quantization, config.quantization_group_size)
-            packed = load_packed(directory, model_config, dtype, packing)
+            packed = load_packed(directory, model_config, dtype, _packing(config, library))
             self._model = RecordedModel(packed, library, dtype, *most)
         else:
             stacked = load_family(directory, model_config, dtype, StackedWeights())
@@ -185,10 +184,12 @@ def _no_masks() -> GuideMasks:
 
 def _computed_by(config: EngineConfig, library: Library | None, backend: str) -> str:
     """What computes KV, and with which weights."""
-    if library is None:
-        return backend
-    group = f" in groups of {config.quantization_group_size or 'its own'}" if config.quantization != "none" else ""
-    return f"native {library.variant}, quantization {config.quantization}{group}"
+    return backend if library is None else ", ".join((f"native {library.variant}", *_packing(config, library).facts))
+
+
+def _packing(config: EngineConfig, library: Library) -> Packing:
+    groups = {bits: config.quantization_group(bits) for bits in QUANTIZATION_GROUPS}
+    return Packing(library.tile, config.quantization, groups)
 
 
 def choose_backend(config: EngineConfig, device: torch.device) -> str:

@@ -18,6 +18,7 @@ from nereid.executor import LocalExecutor
 from nereid.kv_cache.block_keys import child_name, root_name
 from nereid.model_config import ModelConfig
 from nereid.model_runner import ModelRunner
+from nereid.models import packed
 
 TOKENS = tuple(range(16))
 
@@ -102,7 +103,9 @@ def test_whatever_makes_other_kv_makes_another_fingerprint(directory: Path, tmp_
 
 
 @pytest.mark.usefixtures("own_cache")
-def test_other_weights_and_another_implementation_make_another_fingerprint(directory: Path, tmp_path: Path) -> None:
+def test_other_weights_and_another_implementation_make_another_fingerprint(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They compute other KV of the same tokens."""
     settings: list[dict[str, object]] = [
         {}, {"attention_backend": "cpu"}, {"quantization": "int8"}, {"quantization": "int4"},
@@ -111,6 +114,9 @@ def test_other_weights_and_another_implementation_make_another_fingerprint(direc
     found = {fingerprint_of(directory, tmp_path, **change) for change in settings}
     assert len(found) == len(settings)
     assert fingerprint_of(directory, tmp_path, quantization_group_size=64) in found  # without quantization it is unused
+    monkeypatch.setattr(packed, "REVISION", packed.REVISION + 1)
+    assert fingerprint_of(directory, tmp_path) in found
+    assert fingerprint_of(directory, tmp_path, quantization="int4") not in found
 
 
 def fingerprint_of(model: Path, folder: Path, **settings: object) -> str:

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nereid.config import QUANTIZATION_GROUPS
 from nereid.model_config import ModelConfig
 
 _KV_BYTES = 2  # a number, in bfloat16 and float16
-_SCALE_BITS = {8: 32 / 128, 4: 32 / 32}  # by bits of a weight: 4 bytes for each group of inputs
+_BITS_OF_8, _BITS_OF_4 = (bits + 32 / QUANTIZATION_GROUPS[bits] for bits in (8, 4))  # 4 bytes for each group
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,8 @@ class WeightBits:
 
 WEIGHT_BITS = {
     "none": WeightBits(16, 16),
-    "int8": WeightBits(8 + _SCALE_BITS[8], 8 + _SCALE_BITS[8]),
-    "int4": WeightBits(4 + _SCALE_BITS[4], 8 + _SCALE_BITS[8]),
+    "int8": WeightBits(_BITS_OF_8, _BITS_OF_8),
+    "int4": WeightBits(_BITS_OF_4, _BITS_OF_8),
 }
 """By EngineConfig's `quantization`."""
 

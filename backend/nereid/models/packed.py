@@ -32,21 +32,22 @@ from nereid_kernels.native.packing import (
 
 Weight = PackedWeight | QuantisedWeight
 _BITS = {"int8": 8, "int4": 4}
-_GROUPS = {8: 128, 4: 32}
 _HEAD_BITS = 8  # at least: logits are what is drawn from
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """tile: the library's.  quantization: `none`, `int8` or `int4`.  group: inputs that share a scale; None: as many as
-    do no harm (tests/benchmarks/perplexity.py)."""
+    """tile: the library's.  quantization: `none`, `int8` or `int4`.  groups: inputs that share a scale, by bits of
+    a weight."""
 
     tile: int
-    quantization: str = "none"
-    group: int | None = None
+    quantization: str
+    groups: Mapping[int, int]
 
-    def group_of(self, bits: int) -> int:
-        return self.group or _GROUPS[bits]
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """What the weights' bits depend on beside the model; none where they stay as they are."""
+        return (repr(self), str(REVISION)) if self.quantization != "none" else ()
 
 
 def load_packed(directory: Path, config: ModelConfig, dtype: torch.dtype, packing: Packing) -> Family[Weight]:
@@ -65,8 +66,7 @@ def load_packed(directory: Path, config: ModelConfig, dtype: torch.dtype, packin
 def _facts(dtype: torch.dtype, packing: Packing) -> tuple[str, ...]:
     """What the bits of quantised weights depend on beside the model's files. PyTorch sums up the errors of scales."""
     computed_by = torch.__version__, torch.backends.cpu.get_cpu_capability()
-    groups = [str(packing.group_of(bits)) for bits in (4, 8)]
-    return ("packed weights", str(REVISION), repr(packing), *groups, str(dtype), *computed_by)
+    return ("packed weights", *packing.facts, str(dtype), *computed_by)
 
 
 class PackedWeights:
@@ -107,12 +107,12 @@ class QuantisedWeights:
         return self._keep("head", weight, max(self._bits, _HEAD_BITS))
 
     def _keep(self, kind: str, weight: Tensor, bits: int) -> QuantisedWeight:
-        form, (tile, group) = _Form(kind, bits, *weight.shape), (self._packing.tile, self._packing.group_of(bits))
+        form, (tile, group) = _Form(kind, bits, *weight.shape), (self._packing.tile, self._packing.groups[bits])
         return self._kept(form, lambda: pack_quantised(weight, tile, bits, group, self._place))
 
     def keep_gated(self, gate: Tensor, up: Tensor) -> QuantisedWeight:
         form, bits = _Form("gated", self._bits, 2 * gate.shape[0], gate.shape[1]), self._bits
-        tile, group = self._packing.tile, self._packing.group_of(bits)
+        tile, group = self._packing.tile, self._packing.groups[bits]
         return self._kept(form, lambda: pack_quantised_gated(gate, up, tile, bits, group, self._place))
 
     def _kept(self, form: _Form, make: Callable[[], QuantisedWeight]) -> QuantisedWeight:
@@ -123,7 +123,7 @@ class QuantisedWeights:
             self.made_any = True
         else:
             weight = QuantisedWeight(
-                codes, scales, form.bits, self._packing.group_of(form.bits), form.out_features, form.in_features,
+                codes, scales, form.bits, self._packing.groups[form.bits], form.out_features, form.in_features,
                 gated=form.kind == "gated",
             )  # fmt: skip
         self.tensors |= {f"{name}.codes": weight.codes, f"{name}.scales": weight.scales}
