@@ -40,8 +40,8 @@ class Arena:
         """A copy, contiguous."""
         size = tensor.numel() * tensor.element_size()
         if self._used + size > len(self._chunk):
-            self._chunk = empty((max(size, _CHUNK),), torch.uint8)
-            self._used = -self._chunk.data_ptr() % _LARGE_PAGE if size + _LARGE_PAGE <= len(self._chunk) else 0
+            self._chunk = empty((max(size, _CHUNK) + _LARGE_PAGE,), torch.uint8)
+            self._used = -self._chunk.data_ptr() % _LARGE_PAGE
         place = self._chunk[self._used : self._used + size]
         self._used += -(-size // _LINE) * _LINE
         return place.view(tensor.dtype).view(tensor.shape).copy_(tensor)

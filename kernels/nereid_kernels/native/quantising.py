@@ -46,11 +46,9 @@ def quantise(weight: Tensor, bits: int, group: int) -> Quantised:
     make = _symmetric if bits == 8 else _with_offset
     parts = []
     for part in torch.split(weight, _ROWS):
-        values = functional.pad(part.float(), (0, -part.shape[1] % group)).view(len(part), -1, group)
-        num_missing = -part.shape[1] % group
-        if num_missing:  # what fills up a group must not widen its range
-            values[:, -1, group - num_missing :] = values[:, -1, :1]
-        parts.append(make(values))
+        # What fills up the last group repeats its last weight, which widens no range.
+        filled = functional.pad(part.float(), (0, -part.shape[1] % group), mode="replicate")
+        parts.append(make(filled.view(len(part), -1, group)))
     codes, scales, offsets = (torch.cat(column) for column in zip(*parts, strict=True))
     return Quantised(codes[:, : weight.shape[1]], scales, offsets if bits == 4 else None, group)
 

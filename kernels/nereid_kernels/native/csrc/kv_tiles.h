@@ -55,8 +55,11 @@ class KVTiles {
     }
   }
 
-  // To fetch what was found last, in so many steps.
-  FetchRows fetch_keys(int64_t steps) const { return fetch(cache_.k, steps); }
+  // Have what was found last fetched: at once, or its values in so many steps. Its keys are while `keys` reads others.
+  void fetch_all() const {
+    fetch(cache_.k, 1)(0);
+    fetch(cache_.v, 1)(0);
+  }
   FetchRows fetch_values(int64_t steps) const { return fetch(cache_.v, steps); }
 
   // From here on `keys` and `values` read what was found last.

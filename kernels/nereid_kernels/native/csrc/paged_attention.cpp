@@ -138,8 +138,7 @@ class Attention {
     int64_t end = std::min((chunk + 1) * CHUNK, sight_.last + 1);
     int64_t first = next_tile(chunk * CHUNK, end);
     find(first, end);
-    tiles_.fetch_keys(1)(0);
-    tiles_.fetch_values(1)(0);
+    tiles_.fetch_all();
     while (first < end) {
       tiles_.turn_to_found();
       int64_t next = next_tile(first + TILE, end);
@@ -156,15 +155,15 @@ class Attention {
     return first;
   }
 
-  // What was found last, the next tile, is fetched while the first rows of this one are multiplied.
+  // What was found last, the next tile, is fetched meanwhile: keys while those of this one are read, values while they
+  // are multiplied with the first rows.
   void add_tile(const Number* query, int64_t first, Partial part) {
     float* scores = rooms_.scores.of(rows_ * TILE);
     const Number* keys = tiles_.keys();
     for_groups_of_rows(rows_, [&](auto count, int64_t row) {
       constexpr int R = count;
       Sums sums[R]{};
-      FetchRows fetch{};
-      add_product<R>(keys, query + row * head_dim_, head_dim_, head_dim_, fetch, sums);
+      add_product<R>(keys, query + row * head_dim_, head_dim_, head_dim_, FetchRows{}, sums);
       std::memcpy(scores + row * TILE, sums, sizeof sums);
     });
     Number* weights = rooms_.weights.of(rows_ * TILE);
