@@ -19,6 +19,7 @@ from nereid.kv_cache.block_keys import child_name, root_name
 from nereid.model_config import ModelConfig
 from nereid.model_runner import ModelRunner
 from nereid.models import packed
+from nereid_kernels.native.packing import REVISION
 
 TOKENS = tuple(range(16))
 
@@ -114,7 +115,7 @@ def test_other_weights_and_another_implementation_make_another_fingerprint(
     found = {fingerprint_of(directory, tmp_path, **change) for change in settings}
     assert len(found) == len(settings)
     assert fingerprint_of(directory, tmp_path, quantization_group_size=64) in found  # without quantization it is unused
-    monkeypatch.setattr(packed, "REVISION", packed.REVISION + 1)
+    monkeypatch.setattr(packed, "REVISION", REVISION + 1)
     assert fingerprint_of(directory, tmp_path) in found
     assert fingerprint_of(directory, tmp_path, quantization="int4") not in found
 
