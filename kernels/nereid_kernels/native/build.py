@@ -18,7 +18,7 @@ from pathlib import Path
 _SOURCES = Path(__file__).parent / "csrc"
 # OpenMP is torch's own copy at run time: the name of the library is the same, and torch's is loaded first. So there is
 # one pool of threads in the process, not two that wait for the same processors.
-_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-fPIC", "-Wall", "-Wextra")
+_FLAGS = ("-std=c++20", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-fPIC", "-Wall", "-Wextra")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,7 @@ class Variant:
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma")
 _VARIANTS = {
     "x86_64": (
+        Variant("amx", (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16")),
         Variant("avx512_bf16", (*_AVX512, "-mavx512bf16")),
         Variant("avx512", _AVX512),
         Variant("avx2", ("-mavx2", "-mfma")),

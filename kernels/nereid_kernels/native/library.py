@@ -96,8 +96,17 @@ def fitting_variant() -> str | None:
         return "neon" if platform.machine() == "aarch64" else None
     capability = torch.backends.cpu.get_cpu_capability()
     if capability == "AVX512":
-        return "avx512_bf16" if torch.cpu._is_avx512_bf16_supported() else "avx512"
+        return _fitting_avx512()
     return "avx2" if capability == "AVX2" else "sse2"
+
+
+def _fitting_avx512() -> str:
+    has = torch.cpu.get_capabilities()
+    if has.get("amx_bf16", False) and torch.cpu._init_amx():  # asks the system that the process may use them
+        return "amx"
+    # Intel's product of bfloat16 pairs takes as long as four of float32, which make twice as many products.
+    pairs_pay = has.get("avx512_bf16", False) and not str(has.get("cpu_name", "")).startswith("Intel")
+    return "avx512_bf16" if pairs_pay else "avx512"
 
 
 class Library:

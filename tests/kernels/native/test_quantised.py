@@ -21,6 +21,8 @@ def test_quantised_products_equal_the_definition(
 ) -> None:
     weight = torch.randn(out_features, in_features)
     dequantised = quantise(weight, bits, group).numbers()
+    if library.variant == "amx" and dtype == torch.bfloat16 and in_features % 32 == 0:
+        dequantised = dequantised.bfloat16().to(dequantised.dtype)  # they meet their scales before they are multiplied
     packed = pack_quantised(weight, library.tile, bits, group)
     for rows in ROWS:
         x = torch.randn(rows, in_features).to(dtype)

@@ -18,23 +18,21 @@ struct FetchRows {
   int64_t size = 0, row_bytes = 0, per_step = 0;
 
   void line(int64_t slot, int64_t byte) const {
-    if (slots[slot] != UNSEEN && byte < row_bytes) __builtin_prefetch(data + slots[slot] * size + byte);
+    if (slots[slot] != UNSEEN && byte < row_bytes) fetch_line(data + slots[slot] * size + byte);
   }
 
   void operator()(int64_t step) const {
     for (int64_t slot = step * per_step; slot < std::min<int64_t>((step + 1) * per_step, TILE); slot++)
       for (int64_t byte = 0; slots[slot] != UNSEEN && byte < row_bytes; byte += 64)
-        __builtin_prefetch(data + slots[slot] * size + byte);
+        fetch_line(data + slots[slot] * size + byte);
   }
 };
 
-// For one thread.  T: what the model computes in.  Tiles are of what that is multiplied as, and keep what they hold
-// until the next ones are read.
-template <class T>
+// For one thread.  T: what the model computes in.  Number: what that is multiplied as, of which tiles are. They keep what
+// they hold until the next ones are read.
+template <class T, class Number>
 class KVTiles {
  public:
-  using Number = Operand<T>;
-
   explicit KVTiles(const Cache& cache)
       : cache_(cache), head_dim_(cache.head_dim), head_tiles_((head_dim_ + TILE - 1) / TILE) {}
 

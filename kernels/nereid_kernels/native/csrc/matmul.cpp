@@ -1,6 +1,6 @@
 // y = x times weight transposed, for weights of x's own dtype: a tile is [in / 2][TILE][2] bfloat16, or [in][TILE]
 // float32.
-#include "tiled_matmul.h"
+#include "amx_matmul.h"
 
 namespace nereid {
 
@@ -20,7 +20,7 @@ template <class T>
 class PlainWeight {
  public:
   using X = T;
-  static constexpr bool SCALED = false, HAS_OFFSETS = false;
+  static constexpr bool SCALED = false, HAS_OFFSETS = false, IN_PLACE = true;
 
   explicit PlainWeight(const MatmulArguments& a) : data_(static_cast<const char*>(a.weight)), in_(a.in) {}
 
@@ -45,6 +45,11 @@ class PlainWeight {
     const T* tile = reinterpret_cast<const T*>(from);
     if constexpr (std::is_same_v<T, Operand<T>>) return tile;
     else return widened<V>(tile, inputs, room.of(inputs * TILE));
+  }
+
+  template <int V>
+  const bf16* bfloat16s(Columns<V> columns, int64_t first, int64_t, Room<bf16>&) const {
+    return reinterpret_cast<const bf16*>(at(columns.tile, columns.vector, first));
   }
 
  private:
@@ -91,7 +96,7 @@ class PlainWeight {
 template <class X, class Y>
 void run(const MatmulArguments& a, const Step& step, const Team& team) {
   const X* x = static_cast<const X*>(a.x);
-  multiply_all<Y>(PlainWeight<X>(a), x, a.x_stride, step.num_rows(a.rows), a.output, team);
+  multiply_rows<Y>(PlainWeight<X>(a), x, a.x_stride, step.num_rows(a.rows), a.output, team);
 }
 
 }  // namespace

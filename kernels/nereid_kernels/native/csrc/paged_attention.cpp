@@ -7,7 +7,7 @@
 // step, and parts are added in the order of the keys: a row's bits are the same alone, batched, chunked and split.
 #include <cmath>
 
-#include "kv_tiles.h"
+#include "attention_products.h"
 
 namespace nereid {
 
@@ -32,13 +32,15 @@ namespace {
 constexpr float NOTHING = -INFINITY;
 
 // One thread's work on one piece.
-template <class T>
+template <class Products>
 class Attention {
-  using Number = Operand<T>;
+  using T = typename Products::T;
+  using Number = typename Products::Number;
 
  public:
   Attention(const PagedAttentionArguments& a, const Step& step)
-      : a_(a), step_(step), group_(a.heads / a.cache.kv_heads), head_dim_(a.cache.head_dim), tiles_(a.cache) {}
+      : a_(a), step_(step), group_(a.heads / a.cache.kv_heads), head_dim_(a.cache.head_dim), tiles_(a.cache),
+        products_(a.cache) {}
 
   // `parts`: where the chunk's part goes of a piece that has one; else the output is written.
   void run(const AttentionPiece& piece, float* parts) {
@@ -159,27 +161,11 @@ class Attention {
   // are multiplied with the first rows.
   void add_tile(const Number* query, int64_t first, Partial part) {
     float* scores = rooms_.scores.of(rows_ * TILE);
-    const Number* keys = tiles_.keys();
-    for_groups_of_rows(rows_, [&](auto count, int64_t row) {
-      constexpr int R = count;
-      Sums sums[R]{};
-      add_product<R>(keys, query + row * head_dim_, head_dim_, head_dim_, FetchRows{}, sums);
-      std::memcpy(scores + row * TILE, sums, sizeof sums);
-    });
+    products_.multiply_keys(tiles_, query, rows_, scores);
     Number* weights = rooms_.weights.of(rows_ * TILE);
     scale_to_new_tops(scores, first, part);
     soften(scores, part, weights);
-    if (rows_ <= ROWS) {  // each value is used in one product: a tile of them would not pay
-      const T* const* rows = tiles_.value_rows();
-      add_values(part, TILE, [&](int64_t tile, int64_t row, FetchRows fetch, auto& sums) {
-        add_rows(rows, tile * TILE, head_dim_, weights + row * TILE, fetch, sums);
-      });
-    } else {
-      const Number* values = tiles_.values();
-      add_values(part, steps_of<Number>(TILE), [&](int64_t tile, int64_t row, FetchRows fetch, auto& sums) {
-        add_product(values + tile * TILE * TILE, weights + row * TILE, TILE, TILE, fetch, sums);
-      });
-    }
+    products_.add_values(tiles_, weights, rows_, part.sums);
   }
 
   // Scores get their scale, bias and mask; what was summed before is scaled to each row's new maximum.
@@ -239,29 +225,11 @@ class Attention {
     return x;
   }
 
-  // add(tile of the head's width, first row, fetch, sums of some rows): adds the rows' weights times values.
-  // steps: those of `fetch`.
-  template <class Add>
-  void add_values(Partial part, int64_t steps, Add add) {
-    for (int64_t tile = 0; tile < tiles_.head_tiles(); tile++)
-      for_groups_of_rows(rows_, [&](auto count, int64_t row) {
-        constexpr int R = count;
-        float* to = part.sums + row * head_dim_;
-        Sums sums[R];
-        for (int r = 0; r < R; r++)
-          for (int v = 0; v < VECTORS; v++)
-            sums[r][v] = load_within(to + r * head_dim_, tile * TILE + v * LANES, head_dim_);
-        add(tile, row, tile || row ? FetchRows{} : tiles_.fetch_values(steps), sums);
-        for (int r = 0; r < R; r++)
-          for (int v = 0; v < VECTORS; v++)
-            store_within(to + r * head_dim_, tile * TILE + v * LANES, head_dim_, sums[r][v]);
-      });
-  }
-
   const PagedAttentionArguments& a_;
   const Step& step_;
   int64_t group_, head_dim_;
-  KVTiles<T> tiles_;
+  KVTiles<T, Number> tiles_;
+  Products products_;
   AttentionPiece piece_{};
   Sight sight_{};
   int64_t rows_ = 0, first_token_ = 0;
@@ -278,10 +246,10 @@ class Attention {
   Rooms& rooms_ = rooms();
 };
 
-template <class T>
+template <class Products>
 void run(const PagedAttentionArguments& a, const Step& step, const Team& team) {
   Pieces pieces(a.heads, a.cache.kv_heads, step);
-  Attention<T> attention(a, step);
+  Attention<Products> attention(a, step);
   AttentionPiece piece;
   int64_t head_dim = a.cache.head_dim, kv_heads = a.cache.kv_heads;
   auto parts_of = [&](int64_t s, int64_t kv_head) {
@@ -313,7 +281,11 @@ void run(const PagedAttentionArguments& a, const Step& step, const Team& team) {
 extern "C" void nereid_paged_attention(const void* arguments, const nereid::Step& step, const nereid::Team& team) {
   using namespace nereid;
   const auto& a = *static_cast<const PagedAttentionArguments*>(arguments);
-  a.dtype == FLOAT32 ? run<float>(a, step, team) : run<bf16>(a, step, team);
+  if (a.dtype == FLOAT32) return run<VectorProducts<float>>(a, step, team);
+#if defined(__AMX_BF16__)
+  if (a.cache.head_dim % amx::INPUTS == 0) return run<amx::Products>(a, step, team);
+#endif
+  run<VectorProducts<bf16>>(a, step, team);
 }
 
 // Floats that `Step::scratch` has to have for a layer of such shapes.

@@ -2,7 +2,7 @@
 //
 // Codes are whole numbers, which float32 and bfloat16 hold exactly: products and sums of a piece of a group are made
 // with the codes, and the sum is scaled. An offset, which is added to all weights of a group, meets the sum of x there.
-#include "tiled_matmul.h"
+#include "amx_matmul.h"
 
 namespace nereid {
 
@@ -37,6 +37,7 @@ struct Int8 {
   }
 
   static Floats added(Floats sum, Floats part, const float* scales, float) { return sum + part * load(scales); }
+  static Pair scaled(Pair numbers, Floats scales) { return {numbers.even * scales, numbers.odd * scales}; }
 
  private:
   static Floats to_floats(const char* from) { return __builtin_convertvector(widen(load_as<Bytes>(from)), Floats); }
@@ -55,6 +56,10 @@ struct Int4 {
     Bits both = load_as<Bits>(scales);
     return sum + part * (Floats)(both & 0xffff0000u) + x_sum * (Floats)(both << 16);
   }
+  static Pair scaled(Pair numbers, Floats scales) {
+    Floats scale = (Floats)((Bits)scales & 0xffff0000u), offset = (Floats)((Bits)scales << 16);
+    return {numbers.even * scale + offset, numbers.odd * scale + offset};
+  }
 
  private:
   // Of the lowest four bits.
@@ -70,6 +75,19 @@ struct Int4 {
 
 // As a pair of bfloat16 in each lane: whole numbers of up to 8 bits lose nothing.
 inline Bits to_pairs(Pair numbers) { return ((Bits)numbers.even >> 16) | ((Bits)numbers.odd & 0xffff0000u); }
+
+// The same of any numbers, rounded.
+inline Bits to_rounded_pairs(Pair numbers) {
+#if defined(__AVX512BF16__)
+  typedef uint16_t Places __attribute__((vector_size(64)));
+  const Places order = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                        8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  __m512bh halves = _mm512_cvtne2ps_pbh((__m512)numbers.odd, (__m512)numbers.even);
+  return (Bits)_mm512_permutexvar_epi16((__m512i)order, (__m512i)halves);
+#else
+  return widen(to_halves(numbers.even)) | widen(to_halves(numbers.odd)) << 16;
+#endif
+}
 
 // Two inputs of V registers with R rows.
 template <int R, int V>
@@ -105,7 +123,7 @@ template <class Format, class T>
 class QuantisedWeight {
  public:
   using X = T;
-  static constexpr bool SCALED = true, HAS_OFFSETS = Format::HAS_OFFSETS;
+  static constexpr bool SCALED = true, HAS_OFFSETS = Format::HAS_OFFSETS, IN_PLACE = false;
 
   explicit QuantisedWeight(const QuantisedMatmulArguments& a)
       : codes_(reinterpret_cast<const char*>(a.codes)), scales_(a.scales), in_(a.in), group_(a.group) {}
@@ -128,7 +146,7 @@ class QuantisedWeight {
   static void multiply(
       const char* from, const Operand<T>* x, int64_t x_stride, int64_t inputs, Floats (&part)[R][V]) {
     for (int64_t pair = 0; pair < inputs / 2; pair++) {
-      for (int64_t byte = 0; byte < bytes(2); byte += 64) __builtin_prefetch(from + bytes(2 * pair) + AHEAD + byte);
+      fetch(from, pair);
       Pair w[V];
       for (int v = 0; v < V; v++) w[v] = Format::numbers(from, pair, v);
       add_products(w, x + 2 * pair, x_stride, part);
@@ -143,8 +161,32 @@ class QuantisedWeight {
     return to;
   }
 
+  template <int V>
+  const bf16* bfloat16s(Columns<V> columns, int64_t first, int64_t inputs, Room<bf16>& room) const {
+    bf16 *to = room.of(inputs * TILE), *at_pair = to;
+    for (int64_t i = first, end; i < first + inputs; i = end) {
+      end = std::min(first + inputs, (i / group_ + 1) * group_);
+      const float* scales = this->scales(columns.tile, i) + columns.vector * LANES;
+      Floats of_group[V];
+      for (int v = 0; v < V; v++) of_group[v] = load(scales + v * LANES);
+      const char* from = at(columns.tile, columns.vector, i);
+      for (int64_t pair = 0; pair < (end - i) / 2; pair++, at_pair += 2 * TILE) {
+        fetch(from, pair);
+        for (int v = 0; v < V; v++) {
+          Bits pairs = to_rounded_pairs(Format::scaled(Format::numbers(from, pair, v), of_group[v]));
+          std::memcpy(at_pair + 2 * v * LANES, &pairs, sizeof pairs);
+        }
+      }
+    }
+    return to;
+  }
+
  private:
   static constexpr int64_t AHEAD = 2048;  // bytes
+
+  static void fetch(const char* from, int64_t pair) {
+    for (int64_t byte = 0; byte < bytes(2); byte += 64) fetch_line(from + bytes(2 * pair) + AHEAD + byte);
+  }
 
   const char* codes_;
   const float* scales_;
@@ -154,7 +196,7 @@ class QuantisedWeight {
 template <class Format, class X, class Y>
 void run(const QuantisedMatmulArguments& a, const Step& step, const Team& team) {
   const X* x = static_cast<const X*>(a.x);
-  multiply_all<Y>(QuantisedWeight<Format, X>(a), x, a.x_stride, step.num_rows(a.rows), a.output, team);
+  multiply_rows<Y>(QuantisedWeight<Format, X>(a), x, a.x_stride, step.num_rows(a.rows), a.output, team);
 }
 
 template <class Format>

@@ -36,14 +36,37 @@ struct bf16 {
   uint16_t bits;
 };
 
-// What a number of either type is multiplied as: where there is no product of bfloat16, it is widened before.
-#if defined(__AVX512BF16__)
+// Whether vectors multiply pairs of bfloat16. A processor with tile registers has such an instruction too, but one takes
+// it as long as four of float32.
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+#define NEREID_MULTIPLIES_PAIRS
+#endif
+
+// What a number of either type is multiplied as by vectors: without products of pairs, it is widened before.
+#if defined(NEREID_MULTIPLIES_PAIRS)
 template <class T>
 using Operand = T;
 #else
 template <class T>
 using Operand = float;
 #endif
+
+// Has a line of memory fetched into the nearest cache, or the second one. Written so that the compiler keeps it: it takes
+// a function that does nothing else than __builtin_prefetch for one that does nothing.
+inline void fetch_line(const void* from) {
+#if defined(__x86_64__)
+  asm volatile("prefetcht0 %0" : : "m"(*static_cast<const char*>(from)));
+#else
+  __builtin_prefetch(from);
+#endif
+}
+inline void fetch_line_to_second(const void* from) {
+#if defined(__x86_64__)
+  asm volatile("prefetcht1 %0" : : "m"(*static_cast<const char*>(from)));
+#else
+  __builtin_prefetch(from, 0, 2);
+#endif
+}
 
 template <class V, class P>
 inline V load_as(const P* from) {
@@ -132,7 +155,7 @@ inline void store_one(bf16* to, float x) { store_some(to, splat(x), 1); }
 
 // sum + w[2i] * x[0] + w[2i + 1] * x[1] in each lane i, for bfloat16 pairs w and x.
 inline Floats add_pair_products(Floats sum, Bits w, uint32_t x) {
-#if defined(__AVX512BF16__)
+#if defined(NEREID_MULTIPLIES_PAIRS)
   return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)_mm512_set1_epi32(int(x)));
 #else
   float even = to_float(bf16{uint16_t(x)}), odd = to_float(bf16{uint16_t(x >> 16)});
@@ -143,7 +166,7 @@ inline Floats add_pair_products(Floats sum, Bits w, uint32_t x) {
 
 // The same where x has a pair for each lane.
 inline Floats add_pair_products(Floats sum, Bits w, Bits x) {
-#if defined(__AVX512BF16__)
+#if defined(NEREID_MULTIPLIES_PAIRS)
   return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)x);
 #else
   sum += (Floats)(w << 16) * (Floats)(x << 16);

@@ -54,7 +54,7 @@ struct FetchFurther {
   static constexpr int64_t AHEAD = 3072;  // the processor by itself does not look that far
   const char* from;
   void operator()(int64_t step) const {
-    for (int v = 0; v < V; v++) __builtin_prefetch(from + AHEAD + 4 * (step * TILE + v * LANES));
+    for (int v = 0; v < V; v++) fetch_line(from + AHEAD + 4 * (step * TILE + v * LANES));
   }
 };
 
@@ -65,7 +65,7 @@ struct FetchNext {
   const char* from;
   static int64_t bytes(int64_t inputs) { return 64 * inputs; }
   void operator()(int64_t step) const {
-    for (int64_t line = 0; line < BYTES; line += 64) __builtin_prefetch(from + BYTES * step + line, 0, 2);
+    for (int64_t line = 0; line < BYTES; line += 64) fetch_line_to_second(from + BYTES * step + line);
   }
 };
 
@@ -98,7 +98,7 @@ void multiply_few(
       Floats part[R][V]{};
       Weight::multiply(piece.from, block.x + row * block.stride + piece.first, block.stride, piece.inputs, part);
       for (int v = 0; v < V; v++) {
-        if (Weight::SCALED) __builtin_prefetch(piece.scales + v * LANES + 4 * TILE);
+        if (Weight::SCALED) fetch_line(piece.scales + v * LANES + 4 * TILE);
         for (int r = 0; r < R; r++)
           sums[r][v] = Weight::added(sums[r][v], part[r][v], piece.scales, v, block.sum(row + r, piece.number));
       }
@@ -139,23 +139,18 @@ void multiply_many(
   }
 }
 
-// One thread's columns: threads share out halves of tiles, so that none has to do much more than the others; but whole
-// ones of a gated weight, whose gates and what they gate lie in the two halves.
-template <class Y, class Weight>
-void multiply_share(
-    const Weight& weight, const Block<Operand<typename Weight::X>>& block, const Output& output, const Team& team) {
-  auto multiply_columns = [&](auto columns) {
-    block.count <= ROWS ? multiply_few<Y>(weight, columns, block, output)
-                        : multiply_many<Y>(weight, columns, block, output);
-  };
+// Calls f with one thread's columns: threads share out halves of tiles, so that none has to do much more than the others;
+// but whole ones of a gated weight, whose gates and what they gate lie in the two halves.
+template <class F>
+void for_columns(const Output& output, const Team& team, F f) {
   int64_t num_tiles = (output.out + TILE - 1) / TILE, unit = output.epilogue == GATED_SILU ? 2 : 1;
   Range share = team.share(num_tiles * 2 / unit);
   for (int64_t half = share.begin * unit, end = share.end * unit; half < end;) {
     if (half % 2 == 0 && half + 2 <= end) {
-      multiply_columns(Columns<VECTORS>{half / 2, 0});
+      f(Columns<VECTORS>{half / 2, 0});
       half += 2;
     } else {
-      multiply_columns(Columns<VECTORS / 2>{half / 2, half % 2 * (VECTORS / 2)});
+      f(Columns<VECTORS / 2>{half / 2, half % 2 * (VECTORS / 2)});
       half++;
     }
   }
@@ -206,7 +201,10 @@ void multiply_all(
       for_cuts(weight, [&](int64_t number, auto...) { block.num_pieces = number + 1; });
       block.sums = sums_of_pieces(weight, block, sums_room);
     }
-    multiply_share<Y>(weight, block, output, team);
+    for_columns(output, team, [&](auto columns) {
+      block.count <= ROWS ? multiply_few<Y>(weight, columns, block, output)
+                          : multiply_many<Y>(weight, columns, block, output);
+    });
   }
 }
 
