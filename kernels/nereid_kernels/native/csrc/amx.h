@@ -108,10 +108,16 @@ class TileRegisters {
         constexpr int W = 4 + G + v % (4 - G);
         fetch(i / INPUTS * V + v);
         load<W>(tile + 2 * v * LANES, 4 * TILE);
+        if (G == 2) fetch_columns(tile + INPUTS * TILE + 2 * v * LANES);
         each<G>([&](auto g) { add_products<g * V + v, 4 + g, W>(); });
       });
     }
     each_sum<G, V>(rows, [&](auto sum, float* to) { store<sum>(to, 4 * rows.sums_stride); });
+  }
+
+  // Those of the next inputs: where two threads share a core, no product is made while its columns are on their way.
+  static void fetch_columns(const bf16* tile) {
+    for (int64_t pair = 0; pair < INPUTS / 2; pair++) fetch_line(tile + 2 * pair * TILE);
   }
 
   // What ldtilecfg reads.

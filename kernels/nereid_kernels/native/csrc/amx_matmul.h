@@ -90,21 +90,31 @@ void multiply_many(
   }
 }
 
-// x: [rows, x_stride].  weight.in(): a multiple of INPUTS.
+// Rows that threads share out by columns, which each of them then reads once.
+template <class Y, class Weight>
+void multiply_block(
+    const Weight& weight, const Block<bf16>& block, const Output& output, const Team& team, TileRegisters& registers) {
+  for_columns(output, team, [&](auto columns) {
+    if (block.count <= FEW_ROWS) multiply_by_vectors<Y>(weight, columns, block, output);
+    else if (block.count <= HEIGHT) multiply_few<Y>(weight, columns, block, output, registers);
+    else multiply_many<Y>(weight, columns, block, output, registers);
+  });
+}
+
+// x: [rows, x_stride].  weight.in(): a multiple of INPUTS. Of many rows, threads take a tile's columns and UNIT rows, so
+// that none waits for a slower one; quantised columns are worth their conversion for more rows.
 template <class Y, class Weight>
 void multiply_all(
     const Weight& weight, const bf16* x, int64_t x_stride, int64_t rows, const Output& output, const Team& team) {
-  constexpr int64_t CACHE = 1 << 20;  // bytes of a block
-  int64_t most = std::max<int64_t>(MOST_ROWS, CACHE / (weight.in() * sizeof(bf16)) / MOST_ROWS * MOST_ROWS);
+  constexpr int64_t MANY = 8 * MOST_ROWS, UNIT = Weight::IN_PLACE ? 4 * MOST_ROWS : 16 * MOST_ROWS;
   TileRegisters registers;
   FlushToZero flush;
-  for (int64_t row = 0; row < rows; row += most) {
-    Block<bf16> block{x + row * x_stride, x_stride, row, std::min(most, rows - row)};
-    for_columns(output, team, [&](auto columns) {
-      if (block.count <= FEW_ROWS) multiply_by_vectors<Y>(weight, columns, block, output);
-      else if (block.count <= HEIGHT) multiply_few<Y>(weight, columns, block, output, registers);
-      else multiply_many<Y>(weight, columns, block, output, registers);
-    });
+  if (rows < MANY) return multiply_block<Y>(weight, {x, x_stride, 0, rows}, output, team, registers);
+  int64_t num_tiles = (output.out + TILE - 1) / TILE, num_blocks = (rows + UNIT - 1) / UNIT;
+  for (int64_t number = team.take(); number < num_tiles * num_blocks; number = team.take()) {
+    int64_t row = number % num_blocks * UNIT;
+    Block<bf16> block{x + row * x_stride, x_stride, row, std::min(UNIT, rows - row)};
+    multiply_many<Y>(weight, Columns<VECTORS>{number / num_blocks, 0}, block, output, registers);
   }
 }
 

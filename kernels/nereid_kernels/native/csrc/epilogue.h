@@ -18,17 +18,21 @@ struct Output {
   int32_t wide;
 };
 
-inline Floats silu(Floats x) { return x / (splat(1.0f) + exp_of(-x)); }
+inline Floats silu(Floats x) { return quotient(x, splat(1.0f) + exp_within(clamped(-x, -87.3f, 88.0f))); }
 
 // The sums of one row, in V registers of a tile from its register `first` on; all of it where the epilogue is gated.
 template <class Y, int V>
 void finish(const Output& output, const Floats* sums, int64_t tile, int64_t first, int64_t row) {
   Y* y = static_cast<Y*>(output.y) + row * output.y_stride;
+  bool whole = (tile + 1) * TILE <= output.out;
+  auto put = [&](int64_t column, int64_t width, Floats x) {
+    whole ? store(y + column, x) : store_within(y, column, width, x);
+  };
   if constexpr (V == VECTORS) {
     if (output.epilogue == GATED_SILU) {
       constexpr int HALF = VECTORS / 2;
       for (int v = 0; v < HALF; v++)
-        store_within(y, tile * TILE / 2 + v * LANES, output.out / 2, silu(sums[v]) * sums[v + HALF]);
+        put(tile * TILE / 2 + v * LANES, output.out / 2, silu(sums[v]) * sums[v + HALF]);
       return;
     }
   }
@@ -36,7 +40,7 @@ void finish(const Output& output, const Floats* sums, int64_t tile, int64_t firs
     int64_t column = tile * TILE + (first + v) * LANES;
     Floats sum = sums[v];
     if (output.bias) sum += load_within(output.bias, column, output.out);
-    store_within(y, column, output.out, sum);
+    put(column, output.out, sum);
   }
 }
 

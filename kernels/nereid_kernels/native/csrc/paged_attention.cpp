@@ -168,11 +168,11 @@ class Attention {
     products_.add_values(tiles_, weights, rows_, part.sums);
   }
 
-  // Scores get their scale, bias and mask; what was summed before is scaled to each row's new maximum.
+  // Scores get their bias and mask; what was summed before is scaled to each row's new maximum.
   void scale_to_new_tops(float* scores, int64_t first, Partial part) {
     float* factors = rooms_.factors.of(rows_ + LANES);
     for (int64_t r = 0; r < rows_; r++) {
-      float top = std::max(part.top[r], top_of(scores + r * TILE, first, r));
+      float top = new_top(scores + r * TILE, first, r, part.top[r]);
       factors[r] = part.top[r] - shift_of(top);
       part.top[r] = top;
     }
@@ -186,27 +186,35 @@ class Attention {
 
   static float shift_of(float top) { return top == NOTHING ? 0.0f : top; }
 
-  float top_of(float* scores, int64_t first, int64_t r) const {
+  // Whether scores get their scale before they are softened, not then.
+  bool scaled_before() const { return a_.soft_cap || a_.alibi_slopes || a_.scale <= 0.0f; }
+  float scale() const { return scaled_before() ? 1.0f : a_.scale; }
+
+  // The larger one of `top` and what a row's scores are when scaled.
+  float new_top(float* scores, int64_t first, int64_t r, float top) const {
     int64_t position = sight_.first + r / group_;
-    bool whole = sight_.all(first, TILE, position);
+    bool whole = sight_.all(first, TILE, position), changed = scaled_before() || !whole;
     Floats most = splat(NOTHING);
     for (int v = 0; v < VECTORS; v++) {
-      Floats x = load(scores + v * LANES) * a_.scale;
+      Floats x = load(scores + v * LANES);
+      if (scaled_before()) x *= a_.scale;
       if (a_.soft_cap) x = capped(x);
       if (a_.alibi_slopes) x = biased(x, float(position - first - v * LANES), a_.alibi_slopes[head_of(r)]);
       if (!whole) x = sight_.masked(x, first + v * LANES, position, NOTHING);
-      store(scores + v * LANES, x);
+      if (changed) store(scores + v * LANES, x);
       most = larger(most, x);
     }
-    return max_of(most);
+    most *= scale();
+    return any_above(most, splat(top)) ? max_of(most) : top;
   }
 
   // Scores become weights.
   void soften(const float* scores, Partial part, Number* weights) const {
+    float scale = this->scale();
     for (int64_t r = 0; r < rows_; r++, scores += TILE, weights += TILE) {
       Floats shift = splat(shift_of(part.top[r])), mass{};
       for (int v = 0; v < VECTORS; v++) {
-        Floats weight = exp_of_negative(load(scores + v * LANES) - shift);
+        Floats weight = exp_of_negative(load(scores + v * LANES) * scale - shift);
         store(weights + v * LANES, weight);
         mass += weight;
       }

@@ -199,10 +199,21 @@ inline float max_of(Floats x) {
   else return x[0];
 }
 
-// exp(x) within 2 units in the last place (the polynomial of Cephes' expf), for x of -87.3 to 88.3; NaN of NaN.
+inline Floats clamped(Floats x, float low, float high) {
+  x = splat(low) > x ? splat(low) : x;  // a NaN stays one
+  return splat(high) < x ? splat(high) : x;
+}
+
+// exp(x) within 2 units in the last place (the polynomial of Cephes' expf), for x of -200 to 88.3, where what is below
+// the smallest normal number may be 0; NaN of NaN.
 inline Floats exp_within(Floats x) {
+#if defined(__AVX512F__)
+  Floats whole = (Floats)_mm512_maskz_roundscale_ps(0xffff, (__m512)(x * 1.44269504f), 0);
+#else
+  x = splat(-87.3f) > x ? splat(-87.3f) : x;
   Floats shifted = x * 1.44269504f + splat(12582912.0f);  // 1.5 * 2^23: the sum's low bits are the whole number
   Floats whole = shifted - splat(12582912.0f);
+#endif
   Floats rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;
   Floats p = rest * 1.9875691500e-4f + splat(1.3981999507e-3f);
   p = p * rest + splat(8.3334519073e-3f);
@@ -210,15 +221,21 @@ inline Floats exp_within(Floats x) {
   p = p * rest + splat(1.6666665459e-1f);
   p = p * rest + splat(5.0000001201e-1f);
   p = p * rest * rest + rest + splat(1.0f);
+#if defined(__AVX512F__)
+  return (Floats)_mm512_maskz_scalef_ps(0xffff, (__m512)p, (__m512)whole);
+#else
   Floats power = (Floats)((Bits)((Ints)shifted << 23) + 0x3f800000u);
   return p * power;
+#endif
 }
 
 // The same of x <= 0; 0 far below.
 inline Floats exp_of_negative(Floats x) {
-  const Floats low = splat(-87.3f);
-  Floats value = exp_within(x < low ? low : x);
-  return x < low ? Floats{} : value;
+#if defined(__AVX512F__)
+  return exp_within(splat(-200.0f) > x ? splat(-200.0f) : x);
+#else
+  return x < splat(-87.3f) ? Floats{} : exp_within(x);
+#endif
 }
 
 // The same of any x; infinity far above.
@@ -226,6 +243,28 @@ inline Floats exp_of(Floats x) {
   const Floats high = splat(88.3f);
   Floats value = exp_of_negative(x > high ? high : x);
   return x > high ? splat(INFINITY) : value;
+}
+
+// x / y for y of 1 to 2^127, within a unit in the last place.
+inline Floats quotient(Floats x, Floats y) {
+#if defined(__AVX512F__)
+  Floats reciprocal = (Floats)_mm512_maskz_rcp14_ps(0xffff, (__m512)y);
+  return x * (reciprocal * (splat(2.0f) - y * reciprocal));
+#else
+  return x / y;
+#endif
+}
+
+// Whether any lane of x is above y.
+inline bool any_above(Floats x, Floats y) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)x, (__m512)y, _CMP_GT_OQ);
+#elif defined(__AVX2__)
+  return _mm256_movemask_ps(_mm256_cmp_ps((__m256)x, (__m256)y, _CMP_GT_OQ));
+#else
+  Ints above = x > y;
+  return above[0] | above[1] | above[2] | above[3];
+#endif
 }
 
 // The order of lanes that one stage of `transpose` takes from two registers: of its first result, or its second.
