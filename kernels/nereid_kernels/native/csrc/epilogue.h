@@ -18,7 +18,7 @@ struct Output {
   int32_t wide;
 };
 
-inline Floats silu(Floats x) { return quotient(x, splat(1.0f) + exp_within(clamped(-x, -87.3f, 88.0f))); }
+inline Floats silu(Floats x) { return quotient(x, splat(1.0f) + exp_within(clamped(-x, -87.0f, 87.0f))); }
 
 // The sums of one row, in V registers of a tile from its register `first` on; all of it where the epilogue is gated.
 template <class Y, int V>

@@ -210,11 +210,12 @@ class Attention {
 
   // Scores become weights.
   void soften(const float* scores, Partial part, Number* weights) const {
-    float scale = this->scale();
+    constexpr int DEGREE = sizeof(Number) == 2 ? 4 : 6;
+    float scale = this->scale() * LOG2_E;
     for (int64_t r = 0; r < rows_; r++, scores += TILE, weights += TILE) {
-      Floats shift = splat(shift_of(part.top[r])), mass{};
+      Floats shift = splat(shift_of(part.top[r]) * LOG2_E), mass{};
       for (int v = 0; v < VECTORS; v++) {
-        Floats weight = exp_of_negative(load(scores + v * LANES) * scale - shift);
+        Floats weight = exp2_of<DEGREE>(load(scores + v * LANES) * scale - shift);
         store(weights + v * LANES, weight);
         mass += weight;
       }
