@@ -20,7 +20,7 @@ from torch import Tensor
 
 from nereid.models import eager
 from nereid.request import Request, SamplingParams
-from nereid_kernels.reference.kv_write import absmax_scale, quantise
+from nereid_kernels.reference.kv_write import dequantise, quantise, token_scale
 from tests.benchmarks.perplexity import fixed_text, scores
 from tests.engine.test_deterministic import logits_by_request
 from tests.engine.tiny import VOCAB
@@ -54,6 +54,12 @@ def engine_logits(directory: Path, kv_dtype: str, lengths: tuple[int, ...] = LEN
     return torch.stack([found[request.request_id][0] for request in requests])
 
 
+def restored(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x: [..., head_dim] float64, as a cache of `dtype` gives it back."""
+    scale = token_scale(x, dtype)[..., None]
+    return dequantise(quantise(x, scale, dtype), scale, x.dtype)
+
+
 def attention(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: object, scaling: float, **options: Any
 ) -> tuple[Tensor, None]:
@@ -62,10 +68,7 @@ def attention(
     options["kv_dtype"]: what keys and values are rounded to; None: nothing.
     """
     if dtype := options["kv_dtype"]:
-        key, value = (
-            quantise(x, absmax_scale(x, dtype)[..., None], dtype).double() * absmax_scale(x, dtype)[..., None]
-            for x in (key, value)
-        )
+        key, value = (restored(x, dtype) for x in (key, value))
     key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
     scores = scaling * query @ key.transpose(-1, -2)
     unseen = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
@@ -117,7 +120,8 @@ def test_small_keys_and_large_values_are_as_good(uneven: Path, kv_dtype: str, at
 
 
 def ones_like(scale: Tensor) -> Tensor:
-    return torch.ones(len(scale), scale.stride(0)).as_strided(scale.shape, scale.stride())
+    """As int32 they have an offset of 0."""
+    return torch.ones(len(scale), scale.stride(0)).view(scale.dtype).as_strided(scale.shape, scale.stride())
 
 
 def one(_: Tensor) -> Tensor:
