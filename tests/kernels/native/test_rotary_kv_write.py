@@ -64,6 +64,6 @@ def test_what_is_turned_and_stored_equals_the_other_implementation(
         atol = float(wanted[:, :, 0].abs().max()) / 100
     assert bool((stored != 0).any())
     torch.testing.assert_close(stored[:, :, 0], wanted[:, :, 0], rtol=rtol, atol=atol)
-    for stored, wanted in (caches, scales):  # values are not turned: the very bits
-        if stored is not None and wanted is not None:
-            assert torch.equal(stored[:, :, 1].view(torch.uint8), wanted[:, :, 1].view(torch.uint8))
+    for ours, theirs in (caches, scales):  # values are not turned: the very bits
+        if ours is not None and theirs is not None:
+            assert torch.equal(ours[:, :, 1].view(torch.uint8), theirs[:, :, 1].view(torch.uint8))

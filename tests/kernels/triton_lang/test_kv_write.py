@@ -141,13 +141,12 @@ def test_a_token_scale_of_small_and_large_rows() -> None:
 
 
 def stored_in_int8(rows: Tensor, backend: str) -> Tensor:
-    """rows: [tokens, head_dim]. What they are read as, from a cache with a scale and an offset for each."""
-    k_cache, v_cache = torch.zeros(2, 1, 1, *rows.shape, dtype=INT8)
-    k_scale, v_scale = torch.zeros(2, 1, 1, len(rows), dtype=torch.int32)
-    x = rows[:, None]
-    kv_write(x, x, k_cache, v_cache, torch.arange(len(rows)), k_scale, v_scale, backend=backend)
+    """rows: [heads, head_dim]. What they are read as, from a cache with a scale and an offset for each."""
+    k_cache, v_cache = torch.zeros(2, 1, len(rows), 1, rows.shape[1], dtype=INT8)
+    k_scale, v_scale = torch.zeros(2, 1, len(rows), 1, dtype=torch.int32)
+    kv_write(rows[None], rows[None], k_cache, v_cache, torch.tensor([0]), k_scale, v_scale, backend=backend)
     assert torch.equal(k_cache, v_cache) and torch.equal(k_scale, v_scale)
-    return dequantise(k_cache[0, 0], k_scale[0, 0][:, None], torch.float32)
+    return dequantise(k_cache[0], k_scale[0, ..., None], torch.float32)[:, 0]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -184,7 +183,7 @@ def test_offsets_of_special_rows(backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_largest_numbers_with_an_offset_stay_finite(backend: str) -> None:
     """Whatever the row's range is: half a step beyond it is still a bfloat16."""
-    low = torch.linspace(-1.0, 1.0, 301)[:, None] * 3.4e38
+    low = torch.linspace(-1.0, 1.0, 201)[:, None] * 3.4e38
     rows = torch.cat((low, low.new_full(low.shape, INF), low, low), dim=1)
     for signed in (rows, -rows):
         stored = stored_in_int8(signed, backend)
