@@ -124,24 +124,25 @@ def ones_like(scale: Tensor) -> Tensor:
     return torch.ones(len(scale), scale.stride(0)).view(scale.dtype).as_strided(scale.shape, scale.stride())
 
 
+def without_offset(scale: Tensor) -> Tensor:
+    return ones_like(scale).copy_(scale & -0x10000)
+
+
 def one(_: Tensor) -> Tensor:
     return torch.ones(1)
 
 
-LOSSES: dict[str, tuple[tuple[str, ...], tuple[str, ...], Callable[[Tensor], Tensor]]] = {
+Loss = tuple[tuple[str, ...], tuple[str, ...], Callable[[Tensor], Tensor]]
+"""In which of the model's operations which scales are replaced, and by what."""
+LOSSES: dict[str, Loss] = {
     "keys' while reading": (("paged_attention",), ("k_scale",), ones_like),
     "values' while reading": (("paged_attention",), ("v_scale",), ones_like),
     "all": (("paged_attention", "qk_norm_rope_kv_write"), ("k_scale", "v_scale"), one),
 }
-"""In which of the model's operations which scales are replaced by 1."""
 
 
-@pytest.mark.parametrize("loss", list(LOSSES))
-@pytest.mark.parametrize("kv_dtype", list(QUANTISED))
-def test_missing_scales_break_the_bound(
-    uneven: Path, kv_dtype: str, loss: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    operations, names, replacement = LOSSES[loss]
+def check_loss(directory: Path, kv_dtype: str, loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
+    operations, names, replacement = loss
 
     def without(operation: Callable[..., Tensor], *arguments: Any, **options: Any) -> Tensor:
         return operation(*arguments, **{**options, **{name: replacement(options[name]) for name in names}})
@@ -149,7 +150,20 @@ def test_missing_scales_break_the_bound(
     for name in operations:
         monkeypatch.setattr(eager, name, partial(without, getattr(eager, name)))
     with pytest.raises(AssertionError, match="error .*, allowed"):
-        check_error(uneven, kv_dtype, attention_backend="cpu")
+        check_error(directory, kv_dtype, attention_backend="cpu")
+
+
+@pytest.mark.parametrize("loss", list(LOSSES))
+@pytest.mark.parametrize("kv_dtype", list(QUANTISED))
+def test_missing_scales_break_the_bound(
+    uneven: Path, kv_dtype: str, loss: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_loss(uneven, kv_dtype, LOSSES[loss], monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["k_scale", "v_scale"])
+def test_missing_offsets_break_the_bound(directory: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_loss(directory, "int8", (("paged_attention",), (name,), without_offset), monkeypatch)
 
 
 @pytest.mark.parametrize("kv_dtype", list(QUANTISED))
