@@ -33,6 +33,7 @@ def test_what_is_turned_and_stored_equals_the_other_implementation(
     values = qkv[:, (heads + kv_heads) * head_dim :]
     values[1, :head_dim], values[2, ::head_dim], values[3, 3], values[4] = 2.5, 40.0, math.inf, -math.inf
     values[5, 1::3] = math.nan if cache_dtype == torch.int8 else 0.0
+    values[6], values[7], values[7, ::5] = -0.0, 3.38e38, -3.3e38
     angles = torch.rand(40, rotary_dim) * 6
     cos_sin, positions = torch.stack((angles.cos(), angles.sin()), dim=1), torch.randperm(40)[:tokens]
     slots = torch.randperm(num_blocks * block_size)[:tokens]

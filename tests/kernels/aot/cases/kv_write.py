@@ -36,7 +36,6 @@ def launches(architecture: str) -> dict[str, Launch]:
     cases = {
         "bf16": (torch.bfloat16, "none"),
         "e4m3_token": (torch.float8_e4m3fn, "token"),
-        "int8_token": (torch.int8, "token"),
     }
     return {
         name: launch_kv_write(key, value, *make_cache(dtype), slot_mapping, *make_scales(form, dtype), architecture)
