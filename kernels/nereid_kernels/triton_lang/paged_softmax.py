@@ -123,15 +123,16 @@ def attend(
         p = tl.exp2(s - shift[:, None])
         rescale = tl.exp2(running_max - shift)
         divisor = divisor * rescale + tl.sum(p, axis=1)
-        acc *= rescale[:, None]
         if SCALES == "token":
             v_scales = tl.load(v_scale_ptr + scale_offsets, mask=valid, other=0)[None, :]
             if HAS_OFFSETS:
-                acc += tl.sum(p * offset_in(v_scales), axis=1)[:, None]
+                v_added = tl.sum(p * offset_in(v_scales), axis=1)[:, None]
             p *= scale_in(v_scales) if HAS_OFFSETS else v_scales
         v = tl.load(v_ptr + offsets[:, None] + d[None, :], mask=valid[:, None] & d_mask[None, :], other=0)
         v = widen(v, FORMAT, q.dtype)
-        acc = tl.dot(p.to(v.dtype), v, acc, input_precision="ieee")
+        p = p.to(v.dtype)
+        acc = acc * rescale[:, None] + v_added if HAS_OFFSETS else acc * rescale[:, None]
+        acc = tl.dot(p, v, acc, input_precision="ieee")
         running_max = new_max
         ids = next_ids
     return running_max, divisor, acc * v_scale
