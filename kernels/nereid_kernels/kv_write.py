@@ -2,8 +2,9 @@
 
 A quantised cache holds x / scale, rounded to nearest even and saturated; its value is what it holds times the scale. A
 scale for each token and head, computed from the largest magnitude of the row, follows Dettmers et al. 2022, section 3.1
-(vector-wise quantisation). In int8 such a row has an offset, too, the middle of its range, since keys have columns that
-are large on one side (as in KIVI, Liu et al. 2024, arXiv 2402.02750): it holds (x - offset) / scale.
+(vector-wise quantisation). In int8 such a row has an offset, too, the middle of its range, and holds
+(x - offset) / scale, since keys have columns that are large on one side; asymmetric as in KIVI (Liu et al. 2024, arXiv
+2402.02750).
 """
 
 from __future__ import annotations
