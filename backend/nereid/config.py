@@ -46,7 +46,7 @@ class EngineConfig:
     model: Hugging Face directory (absolute, or relative to model.json), `package:NAME`, or a hub id.
     dtype: `auto` is bfloat16, but float32 where PyTorch computes on a processor without instructions for bfloat16.
     kv_dtype: of the KV cache: `auto` is the model's; `fp8_e4m3` and `int8` take a byte a number, and 4 bytes for each
-        token and KV head of a layer's keys, and of its values, for their scales.
+        token and KV head of a layer's keys, and of its values, for their scales, of int8 with offsets.
     attention_backend: what computes steps: `auto` is the native library on a CPU, or PyTorch where that cannot be
         built, and the Triton-lang kernels on a GPU; `native` and `cpu` are one of the former two, and `native` is
         refused where it cannot be built; `triton_lang` on the CPU needs TRITON_INTERPRET=1, and is for tests.

@@ -2,6 +2,9 @@
 
 int4 is packed two to a byte, in groups of consecutive inputs: byte j of a group holds input j in its low nibble and
 input j + group / 2 in its high one. A value q stands for (q - zero point) * scale.
+
+A KV cache of int8 with a scale for each token and head has an offset beside it: a value q stands for q * scale +
+offset. Both are bfloat16, in the upper and the lower half of an int32. Other scales are float32, without offsets.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ QUANTISED: Mapping[torch.dtype, str] = MappingProxyType(
 )
 """The dtypes of a quantised KV cache, and the kernels' names for them."""
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # so that a row of zeros is divided by something
+LARGEST_WITH_OFFSET = 127 * 2.0**121
+"""What larger numbers become in an int8 cache with offsets: half a step beyond it still lies within bfloat16."""
 GROUPS = (32, 64, 128)
 """How many inputs of a weight may share a scale."""
 SYMMETRIC_ZERO = 8
@@ -26,6 +31,21 @@ SYMMETRIC_ZERO = 8
 def largest(dtype: torch.dtype) -> float:
     """The largest finite value of a quantised cache's dtype; int8 is used from -127 to 127."""
     return float(torch.finfo(dtype).max if dtype.is_floating_point else torch.iinfo(dtype).max)
+
+
+def scale_dtype(cache: torch.dtype, *, by_token: bool) -> torch.dtype:
+    """Of the scales of a quantised cache."""
+    return torch.int32 if by_token and cache == torch.int8 else torch.float32
+
+
+def pack_scales(scales: Tensor, offsets: Tensor) -> Tensor:
+    """int32 of float32 that hold bfloat16 numbers."""
+    return scales.view(torch.int32) | offsets.view(torch.int32) >> 16 & 0xFFFF
+
+
+def unpack_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """What `pack_scales` packed: scales and offsets, float32."""
+    return (packed & -0x10000).view(torch.float32), (packed << 16).view(torch.float32)
 
 
 def pack_int4(values: Tensor, group: int) -> Tensor:

@@ -2,7 +2,9 @@
 
 A quantised cache holds x / scale, rounded to nearest even and saturated; its value is what it holds times the scale. A
 scale for each token and head, computed from the largest magnitude of the row, follows Dettmers et al. 2022, section 3.1
-(vector-wise quantisation).
+(vector-wise quantisation). In int8 such a row has an offset, too, the middle of its range, and holds
+(x - offset) / scale, since keys have columns that are large on one side; asymmetric as in KIVI (Liu et al. 2024, arXiv
+2402.02750).
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from nereid_kernels.checks import (
     check_shapes,
 )
 from nereid_kernels.cpu import kv_write as cpu
-from nereid_kernels.formats import QUANTISED
+from nereid_kernels.formats import QUANTISED, scale_dtype
 from nereid_kernels.launch import run
 
 
@@ -63,8 +65,8 @@ def kv_write(
     k_cache, v_cache: a layer's views, [block, kv_head, slot, head_dim], of the same strides; of key's dtype (an exact
     copy), or float8_e4m3fn, float8_e5m2, int8 (quantised; a NaN stays one in float8, and becomes 0 in int8).
     k_scale, v_scale: float32, for a quantised cache only. [1] or [kv_heads] are given. [block, kv_head, slot] are
-    written, at the same slots: the scale of each token and head, computed here; blocks may be strided. None is 1, which
-    int8 does not allow.
+    written, at the same slots: the scale of each token and head, computed here, and of int8 the offset with it, as
+    int32 (see formats); blocks may be strided. None is 1, which int8 does not allow.
     Raises ValueError or TypeError, which name the argument; slots are not checked.
     """
     sizes: dict[str, int] = {}
@@ -117,7 +119,7 @@ def _check_scales(sizes: dict[str, int], dtype: torch.dtype, k_scale: Tensor | N
         return
     if dtype not in QUANTISED:
         raise ValueError(f"k_scale: got a tensor; allowed: None, since the cache is {dtype}")
-    check_dtypes((torch.float32,), k_scale=k_scale, v_scale=v_scale)
+    check_dtypes((scale_dtype(dtype, by_token=k_scale.dim() == 3),), k_scale=k_scale, v_scale=v_scale)
     shape: tuple[Size, ...] = ("kv_heads",) if k_scale.numel() > 1 else tuple(k_scale.shape)
     if k_scale.dim() > 1:
         shape = ("blocks", "kv_heads", "block_size")

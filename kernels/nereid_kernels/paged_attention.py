@@ -19,7 +19,7 @@ from nereid_kernels.backends import pick
 from nereid_kernels.checks import FLOATS, check_contiguous_rows, check_dtypes, check_same_device, check_shapes
 from nereid_kernels.cpu import paged_attention as cpu
 from nereid_kernels.cpu.stored import Stored
-from nereid_kernels.formats import QUANTISED
+from nereid_kernels.formats import QUANTISED, scale_dtype
 from nereid_kernels.launch import run
 from nereid_kernels.splitting import SPLIT_QUERY
 
@@ -142,7 +142,7 @@ def paged_attention(
     sinks: [heads] float32, a logit a head that takes part in the softmax and has no value (GPT-OSS).
     alibi_slopes: [heads] float32, slope x distance is taken off a score (ALiBi, Press et al. 2021, arXiv 2108.12409).
     k_scale, v_scale: what a quantised cache's elements are multiplied by, float32: [1], [kv_heads], or for each token
-        [block, kv_head, slot].
+        [block, kv_head, slot], of int8 with an offset, as int32; as `kv_write` writes them.
     deterministic: a row's bits depend on its own sequence alone, not on the batch nor on chunking; on the CPU only.
     Raises ValueError or TypeError, which name the argument.
     """
@@ -211,7 +211,9 @@ def _check(
     layouts = {name: f"shape {list(x.shape)}, strides {x.stride()}" for name, x in scales.items()}
     if scales and layouts["v_scale"] != layouts["k_scale"]:
         raise ValueError(f"v_scale: got {layouts['v_scale']}; allowed: {layouts['k_scale']}, as k_scale")
-    check_dtypes((torch.float32,), **by_head, **scales)
+    check_dtypes((torch.float32,), **by_head)
+    for name, x in scales.items():
+        check_dtypes((scale_dtype(k_cache.dtype, by_token=x.dim() == 3),), **{name: x})
     check_same_device(query=query, k_cache=k_cache, v_cache=v_cache, **by_head, **scales)
     check_contiguous_rows(query=query, k_cache=k_cache, v_cache=v_cache, **by_head, **scales)
 

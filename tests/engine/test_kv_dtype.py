@@ -20,7 +20,7 @@ from torch import Tensor
 
 from nereid.models import eager
 from nereid.request import Request, SamplingParams
-from nereid_kernels.reference.kv_write import absmax_scale, quantise
+from nereid_kernels.reference.kv_write import dequantise, quantise, token_scale
 from tests.benchmarks.perplexity import fixed_text, scores
 from tests.engine.test_deterministic import logits_by_request
 from tests.engine.tiny import VOCAB
@@ -54,6 +54,12 @@ def engine_logits(directory: Path, kv_dtype: str, lengths: tuple[int, ...] = LEN
     return torch.stack([found[request.request_id][0] for request in requests])
 
 
+def restored(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x: [..., head_dim] float64, as a cache of `dtype` gives it back."""
+    scale = token_scale(x, dtype)[..., None]
+    return dequantise(quantise(x, scale, dtype), scale, x.dtype)
+
+
 def attention(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: object, scaling: float, **options: Any
 ) -> tuple[Tensor, None]:
@@ -62,10 +68,7 @@ def attention(
     options["kv_dtype"]: what keys and values are rounded to; None: nothing.
     """
     if dtype := options["kv_dtype"]:
-        key, value = (
-            quantise(x, absmax_scale(x, dtype)[..., None], dtype).double() * absmax_scale(x, dtype)[..., None]
-            for x in (key, value)
-        )
+        key, value = (restored(x, dtype) for x in (key, value))
     key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
     scores = scaling * query @ key.transpose(-1, -2)
     unseen = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
@@ -117,27 +120,29 @@ def test_small_keys_and_large_values_are_as_good(uneven: Path, kv_dtype: str, at
 
 
 def ones_like(scale: Tensor) -> Tensor:
-    return torch.ones(len(scale), scale.stride(0)).as_strided(scale.shape, scale.stride())
+    """As int32 they have an offset of 0."""
+    return torch.ones(len(scale), scale.stride(0)).view(scale.dtype).as_strided(scale.shape, scale.stride())
+
+
+def without_offset(scale: Tensor) -> Tensor:
+    return ones_like(scale).copy_(scale & -0x10000)
 
 
 def one(_: Tensor) -> Tensor:
     return torch.ones(1)
 
 
-LOSSES: dict[str, tuple[tuple[str, ...], tuple[str, ...], Callable[[Tensor], Tensor]]] = {
+Loss = tuple[tuple[str, ...], tuple[str, ...], Callable[[Tensor], Tensor]]
+"""In which of the model's operations which scales are replaced, and by what."""
+LOSSES: dict[str, Loss] = {
     "keys' while reading": (("paged_attention",), ("k_scale",), ones_like),
     "values' while reading": (("paged_attention",), ("v_scale",), ones_like),
     "all": (("paged_attention", "qk_norm_rope_kv_write"), ("k_scale", "v_scale"), one),
 }
-"""In which of the model's operations which scales are replaced by 1."""
 
 
-@pytest.mark.parametrize("loss", list(LOSSES))
-@pytest.mark.parametrize("kv_dtype", list(QUANTISED))
-def test_missing_scales_break_the_bound(
-    uneven: Path, kv_dtype: str, loss: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    operations, names, replacement = LOSSES[loss]
+def check_loss(directory: Path, kv_dtype: str, loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
+    operations, names, replacement = loss
 
     def without(operation: Callable[..., Tensor], *arguments: Any, **options: Any) -> Tensor:
         return operation(*arguments, **{**options, **{name: replacement(options[name]) for name in names}})
@@ -145,7 +150,20 @@ def test_missing_scales_break_the_bound(
     for name in operations:
         monkeypatch.setattr(eager, name, partial(without, getattr(eager, name)))
     with pytest.raises(AssertionError, match="error .*, allowed"):
-        check_error(uneven, kv_dtype, attention_backend="cpu")
+        check_error(directory, kv_dtype, attention_backend="cpu")
+
+
+@pytest.mark.parametrize("loss", list(LOSSES))
+@pytest.mark.parametrize("kv_dtype", list(QUANTISED))
+def test_missing_scales_break_the_bound(
+    uneven: Path, kv_dtype: str, loss: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_loss(uneven, kv_dtype, LOSSES[loss], monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["k_scale", "v_scale"])
+def test_missing_offsets_break_the_bound(directory: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_loss(directory, "int8", (("paged_attention",), (name,), without_offset), monkeypatch)
 
 
 @pytest.mark.parametrize("kv_dtype", list(QUANTISED))

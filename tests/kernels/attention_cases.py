@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nereid_kernels.formats import pack_scales
 from nereid_kernels.paged_attention import AttentionPlan, TreeMask, paged_attention, plan_paged_attention
 from nereid_kernels.reference import paged_attention as reference
+from nereid_kernels.reference.kv_write import quantise
 from nereid_kernels.splitting import MAX_TREE
 from tests.kernels.bounds import assert_as_good_as_plain
 
@@ -41,20 +43,18 @@ class Case:
     sizes: tuple[float, float, float] = (1.0, 1.0, 1.0)
 
 
+TWO_NANS = 0x7FC07FC0  # a scale and an offset
 MIXED = ((1, 1), (4, 131), (40, 60), (0, 0), (16, 300))
 EVERY_LENGTH = tuple((query_len, n) for n in range(1, 4 * 16 + 1) for query_len in {1, n})  # around blocks of 16
 
 
-def quantised(x: Tensor, dtype: torch.dtype, scale: Tensor) -> Tensor:
-    scaled = x / scale
-    return scaled.round().clamp(-127, 127).to(dtype) if dtype == torch.int8 else scaled.to(dtype)
-
-
 def make_scale(case: Case, num_blocks: int, size: float) -> Tensor:
-    """One for each token is strided over blocks."""
+    """One for each token is strided over blocks, and has an offset with int8."""
     shapes = {"tensor": (1,), "head": (case.kv_heads,), "token": (num_blocks, 3, case.kv_heads, case.block_size)}
     base = 0.03 if case.cache_dtype == torch.int8 else 0.1
     scale = size * base * (0.5 + torch.rand(shapes[case.scales]))
+    if case.scales == "token" and case.cache_dtype == torch.int8:
+        scale = pack_scales(scale.bfloat16().float(), (size * torch.randn(scale.shape)).bfloat16().float())
     return scale[:, 1] if case.scales == "token" else scale
 
 
@@ -99,7 +99,7 @@ class Inputs:
         if case.scales == "token":
             for scale in self.scales:
                 if scale is not None:
-                    scale.masked_fill_(~used[:, None], math.nan)
+                    scale.masked_fill_(~used[:, None], math.nan if scale.is_floating_point() else TWO_NANS)
         self.options: dict[str, Any] = {"window": case.window, "soft_cap": case.soft_cap}
         self.options["num_sink_tokens"] = case.num_sink_tokens
         self.options["sinks"] = torch.randn(case.heads) if case.sinks else None
@@ -116,7 +116,7 @@ class Inputs:
             rows = size * torch.randn(len(positions), case.kv_heads, case.head_dim)
             if scale is not None:
                 by_head = scale[blocks, :, slots] if scale.dim() == 3 else scale.expand(case.kv_heads)
-                rows = quantised(rows, cache.dtype, by_head[..., None])
+                rows = quantise(rows, by_head[..., None], cache.dtype)
             bits = torch.uint8 if cache.element_size() == 1 else cache.dtype  # PyTorch cannot scatter float8
             cache.view(bits)[blocks, :, slots] = rows.to(cache.dtype).view(bits)
 

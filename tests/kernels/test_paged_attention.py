@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from nereid_kernels.formats import pack_scales
 from nereid_kernels.kv_write import kv_write, plan_kv_write
 from nereid_kernels.paged_attention import TreeMask, paged_attention, plan_paged_attention
 from tests.kernels.attention_cases import EVERY_LENGTH, FEATURES, Case, Inputs, check
@@ -84,11 +85,15 @@ def test_scales_of_small_keys_and_large_values(cache: str, scales: str) -> None:
 def test_every_code_is_read_as_the_number_that_it_stands_for(cache: str) -> None:
     """A key's or value's only number, through a softmax over a single key; a NaN reads as one."""
     codes = torch.arange(256, dtype=torch.uint8).view(QUANTISED[cache])
-    scale = torch.full((256, 1, 1), 0.75)
+    scale, offset = torch.full((256, 1, 1), 0.75), 0.0
+    if cache == "int8":
+        offset = -20.5
+        scale = pack_scales(scale, torch.full_like(scale, offset))
     k_cache, v_cache = torch.zeros(256, 1, 1, 1, dtype=codes.dtype), codes.view(256, 1, 1, 1)
     plan = plan_paged_attention([1] * 256, [1] * 256, [[i] for i in range(256)], v_cache, token_scale=scale)
     read = paged_attention(torch.ones(256, 1, 1), k_cache, v_cache, plan, 1.0, k_scale=scale, v_scale=scale)
-    assert torch.equal(read.view(256).nan_to_num(1e9, 1e8, -1e8), (0.75 * codes.float()).nan_to_num(1e9, 1e8, -1e8))
+    wanted = 0.75 * codes.float() + offset
+    assert torch.equal(read.view(256).nan_to_num(1e9, 1e8, -1e8), wanted.nan_to_num(1e9, 1e8, -1e8))
 
 
 def test_scales_that_the_plan_does_not_know_are_refused() -> None:

@@ -74,12 +74,13 @@ def test_a_copied_page_is_the_block_with_its_scales(dtype: torch.dtype) -> None:
             assert not torch.equal(tensor[2].view(torch.uint8), tensor[0].view(torch.uint8))
 
 
-def test_shapes_and_strides_are_those_of_the_kernels() -> None:
-    storage = KVCacheStorage(make_groups(SMOLLM2, 16, E4M3), 5, torch.device("cpu"))
+@pytest.mark.parametrize(("dtype", "of_scales"), [(torch.int8, torch.int32), (E4M3, torch.float32)], ids=str)
+def test_shapes_and_strides_are_those_of_the_kernels(dtype: torch.dtype, of_scales: torch.dtype) -> None:
+    storage = KVCacheStorage(make_groups(SMOLLM2, 16, dtype), 5, torch.device("cpu"))
     first = storage.first_of_group(0)
     assert first.k_scale is not None
-    assert first.k.shape == (5, 3, 16, 64) and first.k.dtype == E4M3
-    assert first.k_scale.shape == (5, 3, 16) and first.k_scale.dtype == torch.float32
+    assert first.k.shape == (5, 3, 16, 64) and first.k.dtype == dtype
+    assert first.k_scale.shape == (5, 3, 16) and first.k_scale.dtype == of_scales
     for layer in range(30):
         cache = storage.layer(layer)
         assert cache.k_scale is not None and cache.v_scale is not None

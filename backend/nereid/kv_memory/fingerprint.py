@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-REVISION = 1
+REVISION = 2
 """Raise it when Nereid computes other KV from the same model, or lays it out otherwise: stored blocks are then void."""
 
 _CHUNK = 8 << 20  # bytes that one thread digests at a time

@@ -15,15 +15,16 @@ import torch
 
 from nereid.batch import BlockGroup
 from nereid.model_config import ModelConfig
+from nereid_kernels.formats import scale_dtype
 
-_SCALE_BYTES = 4  # of a float32
 _SCALE_ALIGNMENT = 16  # bytes
 
 
 @dataclass(frozen=True, slots=True)
 class KVCacheGroup:
     """A block of this group is laid out `[layer, k/v, kv_head, slot, head_dim]`, contiguous. Where dtype is a quantised
-    one, the float32 scales `[layer, k/v, kv_head, slot]` follow in the same block: one for each token and KV head.
+    one, scales `[layer, k/v, kv_head, slot]` follow in the same block: one for each token and KV head, of int8 with an
+    offset.
 
     layers: indices of the model's layers, in the order of the layout.  rule: which tokens they look back at.
     """
@@ -53,10 +54,15 @@ class KVCacheGroup:
         return self.block_shape[:4]
 
     @property
+    def scale_dtype(self) -> torch.dtype:
+        return scale_dtype(self.dtype, by_token=True)
+
+    @property
     def scale_bytes(self) -> range:
         """Where in a block the scales lie; empty where there are none."""
         start = -(-self.data_bytes // _SCALE_ALIGNMENT) * _SCALE_ALIGNMENT
-        return range(start, start + math.prod(self.scale_shape) * _SCALE_BYTES if self.is_quantised else start)
+        size = math.prod(self.scale_shape) * self.scale_dtype.itemsize
+        return range(start, start + size if self.is_quantised else start)
 
     @property
     def bytes_per_block(self) -> int:

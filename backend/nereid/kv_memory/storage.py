@@ -23,8 +23,8 @@ class LayerCache:
     """A layer's view of the pool.
 
     k, v: [block, kv_head, slot, head_dim], strided over blocks.  group: index of its KV cache group.  window,
-    num_sink_tokens: as in BlockGroup.  k_scale, v_scale: [block, kv_head, slot] float32, strided over blocks; None
-    where the cache is not quantised.
+    num_sink_tokens: as in BlockGroup.  k_scale, v_scale: [block, kv_head, slot] float32, or int32 of int8, strided over
+    blocks; None where the cache is not quantised.
     """
 
     k: torch.Tensor
@@ -68,7 +68,7 @@ class KVCacheStorage:
         k_scale, v_scale = None, None
         if group.is_quantised:
             at = slice(group.scale_bytes.start, group.scale_bytes.stop)
-            scales = self._pages[:, at].view(torch.float32).view(-1, *group.scale_shape)
+            scales = self._pages[:, at].view(group.scale_dtype).view(-1, *group.scale_shape)
             k_scale, v_scale = scales[:, place, 0], scales[:, place, 1]
         rule = group.rule
         return LayerCache(

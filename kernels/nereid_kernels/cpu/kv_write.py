@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nereid_kernels.cpu.layout import flat_rows, row_index
-from nereid_kernels.formats import SMALLEST_SCALE, largest
+from nereid_kernels.formats import LARGEST_WITH_OFFSET, SMALLEST_SCALE, largest, pack_scales, unpack_scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def kv_write(
     scales = None  # [k/v, n or 1, kv_heads or 1]
     if k_scale is not None and v_scale is not None:
         if k_scale.dim() == 3:
-            scales = _absmax_scales(both, k_cache.dtype)
+            scales = _token_scales(both, k_cache.dtype)
             k_scale[slots.blocks, :, slots.offsets], v_scale[slots.blocks, :, slots.offsets] = scales
         else:
             scales = torch.stack((k_scale, v_scale))[:, None]
@@ -62,14 +62,32 @@ def kv_write(
         flat_rows(cache.view(torch.uint8)).index_copy_(0, slots.rows, codes.reshape(-1, cache.shape[3]))
 
 
-def _absmax_scales(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """[...] for x [..., head_dim] float32: a NaN counts for nothing, an infinity as the largest float32."""
+def _token_scales(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """[...] for x [..., head_dim] float32; see the definition."""
+    if dtype == torch.int8:
+        return _range_scales(x)
     return (x.abs().nan_to_num_(nan=0.0).amax(dim=-1) / largest(dtype)).clamp_min_(SMALLEST_SCALE)
+
+
+def _range_scales(x: Tensor) -> Tensor:
+    x = _within(x)
+    low, high = x.nan_to_num(nan=LARGEST_WITH_OFFSET).amin(dim=-1), x.nan_to_num_(nan=-LARGEST_WITH_OFFSET).amax(dim=-1)
+    offsets = (low / 2 + high / 2).add_(0.0).bfloat16().float()
+    reach = torch.maximum(high - offsets, offsets - low)
+    scales = (reach / largest(torch.int8)).clamp_min_(SMALLEST_SCALE)
+    return pack_scales((scales.view(torch.int32) + 0xFFFF & -0x10000).view(torch.float32), offsets)
+
+
+def _within(x: Tensor) -> Tensor:
+    return x.clamp(-LARGEST_WITH_OFFSET, LARGEST_WITH_OFFSET)
 
 
 def _quantise(x: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
     """x [..., head_dim] float32 as bytes of `dtype`."""
     limit = largest(dtype)
+    if scales is not None and scales.dtype == torch.int32:
+        scales, offsets = unpack_scales(scales)
+        x = _within(x).sub_(offsets[..., None])
     scaled = x.clamp(-limit, limit) if scales is None else (x / scales[..., None]).clamp_(-limit, limit)
     if not dtype.is_floating_point:
         scaled = scaled.nan_to_num_(nan=0.0).round_()

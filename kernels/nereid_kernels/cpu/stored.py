@@ -1,4 +1,5 @@
-"""Keys and values as a paged cache holds them, and how they are read on the CPU: gathered, widened, scaled.
+"""Keys and values as a paged cache holds them, and how they are read on the CPU: gathered, widened, scaled, an offset
+added where there is one.
 
 What is read is the number that the format stands for, in the dtype that is computed with. float8 is widened bit by bit,
 since PyTorch converts it element by element where the processor has no AVX-512.
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nereid_kernels.cpu.layout import flat_rows
+from nereid_kernels.formats import unpack_scales
 
 # e4m3's exponent and mantissa placed in float16 read as 2**-8 of the value: the biases are 7 and 15.
 _E4M3_IN_FLOAT16 = 2.0**8
@@ -21,7 +23,8 @@ _E4M3_IN_FLOAT16 = 2.0**8
 @dataclass(frozen=True, slots=True)
 class Stored:
     """A layer's keys or values. cache: [block, kv_head, slot, head_dim].  scale: what they are multiplied by, [1],
-    [kv_heads] or [block, kv_head, slot]; None where they are stored as they are computed with."""
+    [kv_heads] or [block, kv_head, slot], int32 of the latter with an offset (see formats); None where they are stored
+    as they are computed with."""
 
     cache: Tensor
     scale: Tensor | None
@@ -38,6 +41,9 @@ def read(stored: Stored, rows: Tensor, scale_rows: Tensor | None, dtype: torch.d
     # As int8, which PyTorch can gather and widens with its sign.
     codes = functional.embedding(rows, flat_rows(cache.view(torch.int8)))
     factors = scale.view(-1, 1, 1) if scale_rows is None or scale.dim() == 1 else _gather(scale, scale_rows)
+    if factors.dtype == torch.int32:
+        factors, offsets = unpack_scales(factors)
+        return _widen(codes, cache.dtype).mul_(factors).add_(offsets).to(dtype)
     if cache.dtype == torch.float8_e4m3fn:
         factors = factors * _E4M3_IN_FLOAT16
     return _widen(codes, cache.dtype).mul_(factors).to(dtype)

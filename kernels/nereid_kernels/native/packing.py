@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from nereid_kernels.formats import pack_scales
 from nereid_kernels.native.quantising import quantise
 
 REVISION = 2
@@ -102,7 +103,7 @@ def _quantised_tiles(weight: Tensor, tile: int, bits: int, group: int) -> tuple[
     quantised = quantise(weight, bits, group)
     codes, scales = quantised.codes, quantised.scales
     if quantised.offsets is not None:
-        scales = scales.view(torch.int32) | quantised.offsets.view(torch.int32) >> 16 & 0xFFFF
+        scales = pack_scales(scales, quantised.offsets)
     scales = scales.view(-1, tile, scales.shape[1]).transpose(1, 2)
     codes = codes.view(-1, tile, codes.shape[1]).transpose(1, 2)  # [tiles, in, tile]
     if bits == 4:

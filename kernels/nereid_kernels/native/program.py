@@ -50,7 +50,7 @@ class Buffer:
 @dataclass(frozen=True, slots=True)
 class LayerKV:
     """One layer's part of the paged cache, as in `nereid_kernels.paged_attention`. k, v: [block, kv_head, slot,
-    head_dim].  k_scale, v_scale: [block, kv_head, slot] float32, or None.  group: index into a step's groups."""
+    head_dim].  k_scale, v_scale: [block, kv_head, slot], or None.  group: index into a step's groups."""
 
     k: Tensor
     v: Tensor

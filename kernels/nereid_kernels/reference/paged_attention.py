@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from nereid_kernels.reference.kv_write import dequantise
 from nereid_kernels.splitting import MAX_TREE
 
 
@@ -87,8 +88,7 @@ def gather(cache: Tensor, table: Tensor, seq_len: int, scale: Tensor | None, dty
     """The first seq_len slots of a sequence in `dtype`, [seq_len, kv_heads, head_dim], with their scale applied."""
     at = torch.arange(seq_len)
     blocks, slots = table.long()[at // cache.shape[2]], at % cache.shape[2]
-    rows = cache[blocks, :, slots].to(dtype)
-    if scale is None:
-        return rows
-    by_slot = scale[blocks, :, slots] if scale.dim() == 3 else scale.expand(len(at), rows.shape[1])
-    return rows * by_slot.to(dtype)[..., None]
+    rows = cache[blocks, :, slots]
+    if scale is not None:
+        scale = scale[blocks, :, slots] if scale.dim() == 3 else scale.expand(rows.shape[:2])
+    return dequantise(rows, None if scale is None else scale[..., None], dtype)

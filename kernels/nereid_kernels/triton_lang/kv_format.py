@@ -1,4 +1,5 @@
-"""How the elements of a KV cache are widened in a kernel: the cache's dtype by name, and the conversion.
+"""How the elements of a KV cache are widened in a kernel: the cache's dtype by name, the conversion, and what int8 with
+a scale for each token packs: see formats.
 
 A float8 cache is read as bytes and widened by hand, which every architecture can, and which is exact: the bits of both
 formats lie within those of float16.
@@ -29,6 +30,22 @@ def scales_of(scale: Tensor | None) -> str:
     if scale is None:
         return "none"
     return "token" if scale.dim() == 3 else "head" if scale.numel() > 1 else "tensor"
+
+
+@triton.jit
+def pack_scales(scale: tl.tensor, offset: tl.tensor) -> tl.tensor:
+    """int32 of float32 that hold bfloat16 numbers."""
+    return scale.to(tl.int32, bitcast=True) | ((offset.to(tl.int32, bitcast=True) >> 16) & 0xFFFF)
+
+
+@triton.jit
+def scale_in(packed: tl.tensor) -> tl.tensor:
+    return (packed & -0x10000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def offset_in(packed: tl.tensor) -> tl.tensor:
+    return (packed << 16).to(tl.float32, bitcast=True)
 
 
 @triton.jit

@@ -12,11 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nereid_kernels.formats import SMALLEST_SCALE, largest
+from nereid_kernels.formats import LARGEST_WITH_OFFSET, SMALLEST_SCALE, largest
 from nereid_kernels.launch import Launch, architecture_of, choose
-from nereid_kernels.triton_lang.kv_format import as_bits, format_of, scales_of
+from nereid_kernels.triton_lang.kv_format import as_bits, format_of, offset_in, pack_scales, scale_in, scales_of
 
 _LARGEST_FLOAT32 = tl.constexpr(3.4028234663852886e38)
+_LARGEST_WITH_OFFSET = tl.constexpr(LARGEST_WITH_OFFSET)
 _SMALLEST_SCALE = tl.constexpr(SMALLEST_SCALE)
 _INT8_ADDEND = tl.constexpr(12582912.0)  # 1.5 * 2**23: float32 numbers about it are 1 apart
 _INT8_ADDEND_BITS = tl.constexpr(0x4B400000)
@@ -27,6 +28,25 @@ def absmax_scale(x: tl.tensor, LIMIT: tl.constexpr) -> tl.tensor:
     """The scale of each row of x, [rows, columns] float32: see reference.kv_write."""
     magnitude = tl.where(x == x, tl.minimum(tl.abs(x), _LARGEST_FLOAT32), 0.0)
     return tl.maximum(tl.div_rn(tl.max(magnitude, axis=1), LIMIT), _SMALLEST_SCALE)
+
+
+@triton.jit
+def within(x: tl.tensor) -> tl.tensor:
+    """What int8 with an offset holds of x; a NaN may become any number."""
+    return tl.minimum(tl.maximum(x, -_LARGEST_WITH_OFFSET), _LARGEST_WITH_OFFSET)
+
+
+@triton.jit
+def range_scale(x: tl.tensor, mask: tl.tensor, LIMIT: tl.constexpr) -> tl.tensor:
+    """The scale of each row of x, [rows, columns] float32, with its offset: see reference.kv_write."""
+    counts = mask & (x == x)
+    low = tl.min(tl.where(counts, within(x), _LARGEST_WITH_OFFSET), axis=1)
+    high = tl.max(tl.where(counts, within(x), -_LARGEST_WITH_OFFSET), axis=1)
+    middle = (low * 0.5 + high * 0.5 + 0.0).to(tl.int32, bitcast=True)  # a zero without a sign
+    offset = ((middle + 0x7FFF + ((middle >> 16) & 1)) & -0x10000).to(tl.float32, bitcast=True)
+    reach = tl.maximum(high - offset, offset - low)
+    scale = tl.maximum(tl.div_rn(reach, LIMIT), _SMALLEST_SCALE).to(tl.int32, bitcast=True)
+    return pack_scales(((scale + 0xFFFF) & -0x10000).to(tl.float32, bitcast=True), offset)
 
 
 @triton.jit
@@ -70,7 +90,12 @@ def store_heads(
         tl.store(cache_ptrs, x.to(cache_ptrs.dtype.element_ty), mask=mask)
     else:
         x = x.to(tl.float32)
-        if SCALES == "token":
+        if SCALES == "token" and FORMAT == "int8":
+            packed = range_scale(x, mask, LIMIT)
+            tl.store(scale_ptrs, packed, mask=head_mask)
+            moved = within(x) - offset_in(packed)[:, None]
+            x = tl.where(x == x, tl.div_rn(moved, scale_in(packed)[:, None]), 0.0)
+        elif SCALES == "token":
             scale = absmax_scale(x, LIMIT)
             tl.store(scale_ptrs, scale, mask=head_mask)
             x = tl.div_rn(x, scale[:, None])

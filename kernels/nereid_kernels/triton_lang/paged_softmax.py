@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from nereid_kernels.splitting import MAX_TREE
-from nereid_kernels.triton_lang.kv_format import widen
+from nereid_kernels.triton_lang.kv_format import offset_in, scale_in, widen
 from nereid_kernels.triton_lang.paging import is_kept, key_at, load_block_ids
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -40,7 +40,7 @@ def attend(
     divisor: tl.tensor,  # [M], 0, or a sink's 1
     k_ptr: tl.tensor,  # [block, slot, HEAD_DIM], of one KV head
     v_ptr: tl.tensor,
-    k_scale_ptr: tl.tensor,  # [1], or [block, slot] where SCALES is "token", of one KV head
+    k_scale_ptr: tl.tensor,  # [1], or [block, slot] where SCALES is "token", of one KV head; of int8 then with offsets
     v_scale_ptr: tl.tensor,
     table_ptr: tl.tensor,  # [max_blocks], the sequence's
     draft_positions_ptr: tl.tensor,  # [query_len], the sequence's, with TREE
@@ -77,6 +77,9 @@ def attend(
     if SCALES == "tensor" or SCALES == "head":
         k_scale *= tl.load(k_scale_ptr)
         v_scale = tl.load(v_scale_ptr)
+    HAS_OFFSETS: tl.constexpr = SCALES == "token" and FORMAT == "int8"
+    if HAS_OFFSETS:  # a key's offset meets the sum of the query
+        q_sum = tl.sum(q.to(tl.float32), axis=1) * k_scale
     key_start = key_at(start, first, SINK_TOKENS, TILE)
     ids = load_block_ids(table_ptr, key_start, end, BLOCK_SIZE, TILE, lowest, SINK_TOKENS)
     for place in range(start, end, TILE):
@@ -92,7 +95,8 @@ def attend(
         s = tl.dot(q, widen(k, FORMAT, q.dtype), input_precision="ieee") * k_scale
         if SCALES == "token":
             scale_offsets = ids.to(tl.int64) * scale_block_stride + slots
-            s *= tl.load(k_scale_ptr + scale_offsets, mask=valid, other=0.0)[None, :]
+            k_scales = tl.load(k_scale_ptr + scale_offsets, mask=valid, other=0)[None, :]
+            s = s * scale_in(k_scales) + q_sum[:, None] * offset_in(k_scales) if HAS_OFFSETS else s * k_scales
         if SOFT_CAP:
             s = (soft_cap * LOG2E) * tanh(s / soft_cap)
         at = keys
@@ -120,10 +124,15 @@ def attend(
         rescale = tl.exp2(running_max - shift)
         divisor = divisor * rescale + tl.sum(p, axis=1)
         if SCALES == "token":
-            p *= tl.load(v_scale_ptr + scale_offsets, mask=valid, other=0.0)[None, :]
+            v_scales = tl.load(v_scale_ptr + scale_offsets, mask=valid, other=0)[None, :]
+            if HAS_OFFSETS:
+                v_added = tl.sum(p * offset_in(v_scales), axis=1)[:, None]
+            p *= scale_in(v_scales) if HAS_OFFSETS else v_scales
         v = tl.load(v_ptr + offsets[:, None] + d[None, :], mask=valid[:, None] & d_mask[None, :], other=0)
         v = widen(v, FORMAT, q.dtype)
-        acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
+        p = p.to(v.dtype)
+        acc = acc * rescale[:, None] + v_added if HAS_OFFSETS else acc * rescale[:, None]
+        acc = tl.dot(p, v, acc, input_precision="ieee")
         running_max = new_max
         ids = next_ids
     return running_max, divisor, acc * v_scale

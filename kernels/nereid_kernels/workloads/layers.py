@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from nereid_kernels.formats import scale_dtype
 from nereid_kernels.launch import Launch
 from nereid_kernels.splitting import SPLIT_QUERY
 
@@ -64,14 +65,15 @@ def gated_activation(
 def kv_write(
     device: torch.device, architecture: str | None = None, *, tokens: int, cache_dtype: torch.dtype = _DTYPE
 ) -> Sequence[Launch]:
-    """A float8 cache has a scale for each token and head."""
+    """A quantised cache has a scale for each token and head."""
     from nereid_kernels.triton_lang.kv_write import launch_kv_write
 
     key, value = _normal(device, 2, tokens, _KV_HEADS, _HEAD_DIM)
     (k_cache, v_cache), slot_mapping = _cache(device, tokens)
     k_scale, v_scale = None, None
     if cache_dtype != _DTYPE:
-        k_scale, v_scale = torch.zeros(2, *k_cache.shape[:3], device=device)
+        dtype = scale_dtype(cache_dtype, by_token=True)
+        k_scale, v_scale = torch.zeros(2, *k_cache.shape[:3], dtype=dtype, device=device)
     caches = k_cache.to(cache_dtype), v_cache.to(cache_dtype)
     return [launch_kv_write(key, value, *caches, slot_mapping, k_scale, v_scale, architecture)]
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from nereid_kernels.cost import count
+from nereid_kernels.formats import scale_dtype
 from nereid_kernels.launch import Launch, run
 from nereid_kernels.splitting import SPLIT_QUERY
 from nereid_kernels.triton_lang import paged_attention
@@ -30,9 +31,10 @@ pytestmark = interpreter_only
 
 
 def assert_counted(*launches: Launch, integers: Sequence[str] = ()) -> None:
-    """integers: arguments of int32 that are no indices."""
+    """integers: arguments of int32 that are no indices, where they are given and the kernel has them."""
     for launch in launches:
-        with counting(*(launch.arguments[name] for name in integers)) as counter:
+        found = (launch.arguments.get(name) for name in integers)
+        with counting(*(tensor for tensor in found if tensor is not None)) as counter:
             run(launch)
         assert count([launch]) == counter.cost(), launch.name
 
@@ -76,6 +78,7 @@ def test_matmul_int4(zero_points: bool) -> None:
     assert_counted(launch_matmul_int4(x, packed, torch.zeros(100, 3), zeros, out, 32))
 
 
+SCALES = ("k_scale_ptr", "v_scale_ptr")
 SHORT, LONG = range(SPLIT_QUERY + 1), range(SPLIT_QUERY + 1, 1000)
 LENGTHS = [[(1, 300), (3, 40), (2, 2)], [(1, 70), (37, 100), (5, 5)], [(2, 0), (20, 0), (3, 17)]]
 
@@ -97,9 +100,11 @@ def test_paged_attention(
         {"sinks": torch.zeros(heads), "alibi_slopes": torch.zeros(heads)} if window else {}
     )
     if scales:
-        extras |= {"k_scale": torch.ones(scales), "v_scale": torch.ones(scales)}
+        dtype = scale_dtype(torch.int8, by_token=len(scales) == 3)
+        extras |= {"k_scale": torch.ones(scales, dtype=dtype), "v_scale": torch.ones(scales, dtype=dtype)}
     operands = Operands(query, pool[:, 0], pool[:, 1], out, tables, cu_query_lens, seq_lens, **extras)
-    assert_counted(*launch_paged_attention(operands, short, long, 0.2, window, num_sink_tokens if window else 0, 0.0))
+    launches = launch_paged_attention(operands, short, long, 0.2, window, num_sink_tokens if window else 0, 0.0)
+    assert_counted(*launches, integers=SCALES)
 
 
 def test_rounds_of_paged_attention(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,12 +125,16 @@ def test_gated_activation(rows: int) -> None:
     assert_counted(launch_gated_activation(torch.zeros(rows, 2 * 700), torch.zeros(rows, 700), "silu"))
 
 
-CACHES = [(torch.float16, ()), (torch.int8, (1,)), (torch.int8, (3,)), (torch.float8_e4m3fn, (4, 3, 16))]
+BY_TOKEN = (4, 3, 16)
+CACHES = [
+    (torch.float16, ()), (torch.int8, (1,)), (torch.int8, (3,)), (torch.int8, BY_TOKEN), (torch.float8_e4m3fn, BY_TOKEN)
+]  # fmt: skip
 
 
 def cache(dtype: torch.dtype, scales: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     """A pool's keys and values [4 blocks, 3 KV heads, 16 slots, head_dim 24], and a scale of either."""
-    return torch.zeros(2, 4, 3, 16, 24, dtype=dtype), torch.ones(2, *scales)
+    scale = torch.ones(2, *scales, dtype=scale_dtype(dtype, by_token=scales == BY_TOKEN))
+    return torch.zeros(2, 4, 3, 16, 24, dtype=dtype), scale
 
 
 @pytest.mark.parametrize(("dtype", "scales"), CACHES)
@@ -134,7 +143,8 @@ def test_kv_write(tokens: int, dtype: torch.dtype, scales: tuple[int, ...]) -> N
     pool, scale = cache(dtype, scales)
     pair = (scale[0], scale[1]) if scales else (None, None)
     key, value = torch.zeros(2, tokens, 3, 24, dtype=torch.float16)
-    assert_counted(launch_kv_write(key, value, pool[0], pool[1], torch.arange(20, 20 + tokens), *pair))
+    launch = launch_kv_write(key, value, pool[0], pool[1], torch.arange(20, 20 + tokens), *pair)
+    assert_counted(launch, integers=SCALES)
 
 
 @pytest.mark.parametrize(("dtype", "scales"), CACHES)
@@ -147,7 +157,8 @@ def test_qk_norm_rope_kv_write(has_weights: bool, dtype: torch.dtype, scales: tu
     q_weight, k_weight = (torch.ones(24).half(), torch.ones(24).half()) if has_weights else (None, None)
     written = (query, pool[0], pool[1], torch.arange(20, 20 + tokens))
     angles = torch.ones(tokens, 2, 16)
-    assert_counted(launch_qk_norm_rope_kv_write(qkv, angles, *written, q_weight, k_weight, 1e-6, 0.0, *pair))
+    launch = launch_qk_norm_rope_kv_write(qkv, angles, *written, q_weight, k_weight, 1e-6, 0.0, *pair)
+    assert_counted(launch, integers=SCALES)
 
 
 @pytest.mark.parametrize("width", [24, 6000])

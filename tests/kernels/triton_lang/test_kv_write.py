@@ -7,11 +7,14 @@ import torch
 from torch import Tensor
 
 from nereid_kernels import kv_write as ops
+from nereid_kernels.formats import LARGEST_WITH_OFFSET, scale_dtype
 from nereid_kernels.reference import kv_write as reference
+from nereid_kernels.reference.kv_write import dequantise
 from tests.kernels.triton_lang.devices import BACKENDS, Reserve
 
 E4M3, E5M2, INT8 = torch.float8_e4m3fn, torch.float8_e5m2, torch.int8
 BLOCKS, KV_HEADS, BLOCK_SIZE, HEAD_DIM = 4, 3, 16, 40
+INF, NAN = float("inf"), float("nan")
 SLOTS = [17, -1, 63, 3, 32]  # the second token is padding
 
 
@@ -36,11 +39,12 @@ def make_caches(dtype: torch.dtype, layers: int = 2) -> tuple[Tensor, Tensor]:
     return pool[:, -1, 0], pool[:, -1, 1]
 
 
-def make_scales(form: str) -> tuple[Tensor | None, Tensor | None]:
+def make_scales(form: str, cache_dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
     if form == "none":
         return None, None
     shape = {"tensor": (1,), "head": (KV_HEADS,), "token": (BLOCKS, 2, KV_HEADS, BLOCK_SIZE)}[form]
-    k_scale, v_scale = torch.rand(2, *shape) / 50 + 0.01
+    scales = torch.rand(2, *shape) / 50 + 0.01
+    k_scale, v_scale = scales.view(scale_dtype(cache_dtype, by_token=form == "token"))
     return (k_scale[:, 1], v_scale[:, 1]) if form == "token" else (k_scale, v_scale)
 
 
@@ -51,6 +55,8 @@ def make_rows(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     qkv[1] = float("nan")  # padding
     qkv[2, :, :4] = torch.tensor([float("nan"), -float("nan"), float("inf"), -float("inf")])
     qkv[3, 1:] = 0.0
+    qkv[4, :, 7] += 30.0
+    qkv[4, 2::3] = -0.0
     return qkv[:, KV_HEADS : 2 * KV_HEADS], qkv[:, 2 * KV_HEADS :]
 
 
@@ -79,7 +85,7 @@ def _canonical(tensor: Tensor) -> Tensor:
 )
 def test_equals_its_definition(dtype: torch.dtype, cache_dtype: torch.dtype, form: str) -> None:
     key, value = make_rows(dtype)
-    scales = make_scales(form)
+    scales = make_scales(form, cache_dtype)
     expected_scales = tuple(None if scale is None else scale.clone() for scale in scales)
     expected, slot_mapping = make_caches(cache_dtype), torch.tensor(SLOTS)
     reference.kv_write(key, value, *expected, slot_mapping, *expected_scales)
@@ -125,13 +131,65 @@ def test_int8_is_rounded_to_even() -> None:
 
 def test_a_token_scale_of_small_and_large_rows() -> None:
     """Rows whose largest magnitude is 0, subnormal, close to the largest float32, infinite, or a NaN."""
-    x = torch.tensor([0.0, 1e-42, 3.4e38, float("inf"), float("nan")])[:, None, None].repeat(1, 1, 2)
-    k_cache, v_cache = torch.zeros(2, 1, 1, 5, 2, dtype=INT8)
+    x = torch.tensor([0.0, 1e-42, 3.4e38, INF, NAN])[:, None, None].repeat(1, 1, 2)
+    k_cache, v_cache = torch.zeros(2, 1, 1, 5, 2).to(E4M3)
     k_scale, v_scale = torch.zeros(2, 1, 1, 5)
     kv_write(x, x, k_cache, v_cache, torch.arange(5), k_scale, v_scale)
     restored = k_cache[0, 0].double() * k_scale[0, 0].double()[:, None]
-    wanted = torch.tensor([0.0, 0.0, 3.4e38, torch.finfo(torch.float32).max, 0.0], dtype=torch.float64)
-    torch.testing.assert_close(restored, wanted[:, None].expand(5, 2), rtol=1e-6, atol=1e-40)
+    wanted = torch.tensor([0.0, 0.0, 3.4e38, torch.finfo(torch.float32).max, NAN], dtype=torch.float64)
+    torch.testing.assert_close(restored, wanted[:, None].expand(5, 2), rtol=1e-6, atol=1e-40, equal_nan=True)
+
+
+def stored_in_int8(rows: Tensor, backend: str) -> Tensor:
+    """rows: [heads, head_dim]. What they are read as, from a cache with a scale and an offset for each."""
+    k_cache, v_cache = torch.zeros(2, 1, len(rows), 1, rows.shape[1], dtype=INT8)
+    k_scale, v_scale = torch.zeros(2, 1, len(rows), 1, dtype=torch.int32)
+    kv_write(rows[None], rows[None], k_cache, v_cache, torch.tensor([0]), k_scale, v_scale, backend=backend)
+    assert torch.equal(k_cache, v_cache) and torch.equal(k_scale, v_scale)
+    return dequantise(k_cache[0], k_scale[0, ..., None], torch.float32)[:, 0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_offset_halves_the_steps_of_a_row_that_is_large_on_one_side(backend: str) -> None:
+    rows = torch.randn(50, 64)
+    rows[:, 5] += torch.linspace(-40, 40, 50)
+    span = rows.amax(dim=1) - rows.amin(dim=1)
+    error = (stored_in_int8(rows, backend) - rows).abs().amax(dim=1)
+    assert (error <= 1.02 * span / 254 / 2).all()  # half a step; scale and offset are rounded
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_offsets_of_special_rows(backend: str) -> None:
+    limit = LARGEST_WITH_OFFSET
+    rows = torch.tensor([
+        [0.0, 0.0, 0.0, 0.0], [-0.0, -0.0, 0.0, -0.0], [7.25, 7.25, 7.25, 7.25], [-1e-42, 1e-42, 0.0, 0.0],
+        [limit, limit, limit, limit], [3.4e38, 3.4e38, 3.4e38, 3.4e38], [-3.4e38, -3.4e38, 3.4e38, 3.4e38],
+        [INF, INF, INF, INF], [-INF, -INF, -INF, INF], [NAN, NAN, NAN, NAN], [NAN, 1.0, -1.0, 1.0],
+        [NAN, 5.0, 5.0, 5.0],
+    ])  # fmt: skip
+    wanted = torch.tensor([
+        *[[0.0, 0.0, 0.0, 0.0]] * 2, [7.25, 7.25, 7.25, 7.25], [0.0, 0.0, 0.0, 0.0],
+        *[[limit, limit, limit, limit]] * 2, [-limit, -limit, limit, limit],
+        [limit, limit, limit, limit], [-limit, -limit, -limit, limit], [0.0, 0.0, 0.0, 0.0], [0.0, 1.0, -1.0, 1.0],
+        [5.0, 5.0, 5.0, 5.0],
+    ])  # fmt: skip
+    stored = stored_in_int8(rows, backend)
+    assert stored.bfloat16().isfinite().all()
+    torch.testing.assert_close(stored, wanted, rtol=0.003, atol=1e-40)
+    equal = (rows == rows[:, :1]).all(dim=1) & (rows.abs() <= limit).all(dim=1)
+    assert torch.equal(stored[equal], rows[equal]) and equal.sum() == 4
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_largest_numbers_with_an_offset_stay_finite(backend: str) -> None:
+    """Whatever the row's range is: half a step beyond it is still a bfloat16."""
+    low = torch.linspace(-1.0, 1.0, 201)[:, None] * 3.4e38
+    rows = torch.cat((low, low.new_full(low.shape, INF), low, low), dim=1)
+    for signed in (rows, -rows):
+        stored = stored_in_int8(signed, backend)
+        assert stored.bfloat16().isfinite().all()
+        clamped = signed.clamp(-LARGEST_WITH_OFFSET, LARGEST_WITH_OFFSET)
+        assert ((stored - clamped).abs() <= 2.0**120 * 1.01).all()
 
 
 def test_a_block_past_two_to_the_31_elements(reserve: Reserve) -> None:
@@ -172,6 +230,6 @@ def test_refuses_what_does_not_fit() -> None:
 def test_is_a_proper_operation() -> None:
     key, value = make_rows(torch.float32)
     for form in ("head", "token"):
-        scales = ops.split_scales(*make_scales(form))
+        scales = ops.split_scales(*make_scales(form, INT8))
         arguments = (key, value, *make_caches(INT8), torch.tensor(SLOTS), *scales)
         torch.library.opcheck(ops._kv_write, arguments, test_utils=("test_schema", "test_faketensor"))

@@ -214,6 +214,16 @@ def test_wrong_arguments_are_named(change: dict[str, Any], said: str) -> None:
         paged_attention(**{**arguments, "plan": plan, "scale": 1.0, **change})
 
 
+@pytest.mark.parametrize(("cache_dtype", "wanted"), [(torch.int8, "int32"), (torch.float8_e4m3fn, "float32")])
+def test_token_scales_of_another_dtype_are_refused(cache_dtype: torch.dtype, wanted: str) -> None:
+    inputs = Inputs(Case(((1, 5),), cache_dtype=cache_dtype, scales="token"))
+    other = {"int32": torch.float32, "float32": torch.int32}[wanted]
+    k_scale, v_scale = (None if scale is None else scale.view(other) for scale in inputs.scales)
+    plan = inputs.plan([1], [5], inputs.tables, backend="triton_lang")
+    with pytest.raises(TypeError, match=f"k_scale: got {other}; allowed: torch.{wanted}"):
+        paged_attention(inputs.query, *inputs.caches, plan, 1.0, k_scale=k_scale, v_scale=v_scale)
+
+
 def test_scales_of_two_forms_are_refused() -> None:
     inputs = Inputs(Case(((1, 5),), cache_dtype=torch.int8))
     plan = plan_paged_attention([1], [5], inputs.tables, inputs.caches[0], backend="triton_lang")

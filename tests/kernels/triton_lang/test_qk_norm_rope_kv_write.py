@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from nereid_kernels import qk_norm_rope_kv_write as ops
-from nereid_kernels.formats import QUANTISED
+from nereid_kernels.formats import QUANTISED, scale_dtype
 from nereid_kernels.kv_write import plan_kv_write, split_scales
 from nereid_kernels.reference import qk_norm_rope_kv_write as reference
+from nereid_kernels.reference.kv_write import dequantise
 from tests.kernels.bounds import assert_as_good_as_plain
 from tests.kernels.triton_lang.devices import BACKENDS
 
@@ -43,11 +44,12 @@ def make_caches(dtype: torch.dtype, kv_heads: int, head_dim: int) -> tuple[Tenso
     return pool[:, 1, 0], pool[:, 1, 1]
 
 
-def make_scales(form: str, kv_heads: int) -> tuple[Tensor | None, Tensor | None]:
+def make_scales(form: str, kv_heads: int, cache_dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
     if form == "none":
         return None, None
     shape = {"tensor": (1,), "head": (kv_heads,), "token": (BLOCKS, kv_heads, BLOCK_SIZE)}[form]
-    k_scale, v_scale = torch.rand(2, *shape) / 50 + 0.03
+    scales = (torch.rand(2, *shape) / 50 + 0.03).bfloat16().float()  # as int32, with an offset of 0
+    k_scale, v_scale = scales.view(scale_dtype(cache_dtype, by_token=form == "token"))
     return k_scale, v_scale
 
 
@@ -55,9 +57,9 @@ def restore(cache: Tensor, scale: Tensor | None) -> Tensor:
     """A cache's values, [block, kv_head, slot, head_dim]."""
     if cache.dtype not in QUANTISED:
         return cache
-    if scale is None:
-        return cache.float()
-    return cache.float() * (scale[..., None] if scale.dim() == 3 else scale.reshape(-1, 1, 1))
+    if scale is not None:
+        scale = scale[..., None] if scale.dim() == 3 else scale.reshape(-1, 1, 1)
+    return dequantise(cache, scale, torch.float32)
 
 
 def as_double(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -78,6 +80,7 @@ def as_double(inputs: dict[str, Any]) -> dict[str, Any]:
         (torch.float32, E4M3, "none", (4, 2, 64, 64), True),
         (torch.bfloat16, E5M2, "head", (4, 2, 64, 32), True),
         (torch.float32, INT8, "token", (9, 3, 40, 40), True),
+        (torch.bfloat16, INT8, "token", (4, 2, 64, 32), True),
         (torch.bfloat16, INT8, "tensor", (4, 2, 64, 64), False),
     ],
 )
@@ -87,7 +90,7 @@ def test_equals_its_definition(
 ) -> None:
     _, kv_heads, head_dim, _ = shape
     inputs = make_inputs(dtype, *shape, norm)
-    scales = make_scales(form, kv_heads)
+    scales = make_scales(form, kv_heads, cache_dtype)
     caches, plain_caches = (make_caches(cache_dtype, kv_heads, head_dim) for _ in range(2))
     exact_caches = make_caches(torch.float64, kv_heads, head_dim)
     plain_scales = tuple(None if scale is None else scale.clone() for scale in scales)
@@ -160,5 +163,5 @@ def test_is_a_proper_operation() -> None:
     caches = make_caches(INT8, 2, 16)
     before = (inputs[name] for name in ("qkv", "cos_sin"))
     after = (inputs[name] for name in ("slot_mapping", "q_weight", "k_weight", "eps", "weight_offset"))
-    arguments = (*before, *caches, *after, *split_scales(*make_scales("token", 2)))
+    arguments = (*before, *caches, *after, *split_scales(*make_scales("token", 2, INT8)))
     torch.library.opcheck(ops._qk_norm_rope_kv_write, arguments, test_utils=("test_schema", "test_faketensor"))

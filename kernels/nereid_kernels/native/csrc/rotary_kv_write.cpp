@@ -1,5 +1,7 @@
 // From a layer's projection to its turned queries and to the paged KV cache: rotary embedding (Su et al. 2021, equation
 // 34, in the order of GPT-NeoX), and keys and values stored in their slots, quantised where the cache is.
+#include <algorithm>
+
 #include "cache.h"
 
 namespace nereid {
@@ -47,25 +49,65 @@ uint8_t to_e4m3(float x) {
   return sign | uint8_t((bits >> 20) - (120u << 3));
 }
 
+constexpr float LARGEST = 3.4028235e38f, SMALLEST_SCALE = 1.1754944e-38f;
+// What larger numbers become in int8: half a step beyond it still lies within bfloat16.
+constexpr float LARGEST_WITH_OFFSET = 127.0f * 0x1p121f;
+
+// A NaN stays one.
+inline float within(float x, float limit) { return x > limit ? limit : x < -limit ? -limit : x; }
+
+inline uint32_t bits_of(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return bits;
+}
+
+inline float float_of(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+
+// The offset is the middle of the row's range, and the factor maps what lies farthest from it to 127; the former is
+// rounded to bfloat16 first, then the latter, upwards. A NaN counts for nothing.
 template <class T>
-void store_quantised(const Cache& cache, const T* row, char* to, float* scale) {
-  float limit = cache.format == CACHE_INT8 ? 127.0f : 448.0f, most = 0.0f, factor = 1.0f;
+Scaling range_scaling(const T* row, int64_t width) {
+  float low = LARGEST_WITH_OFFSET, high = -LARGEST_WITH_OFFSET;
+  for (int64_t i = 0; i < width; i++) {
+    float x = within(to_float(row[i]), LARGEST_WITH_OFFSET);
+    low = x < low ? x : low;
+    high = x > high ? x : high;
+  }
+  uint32_t middle = bits_of(low * 0.5f + high * 0.5f + 0.0f);  // a zero without a sign
+  float offset = float_of((middle + 0x7fff + ((middle >> 16) & 1)) & 0xffff0000u);
+  float factor = std::max(high - offset, offset - low) / 127.0f;
+  return {float_of((bits_of(std::max(factor, SMALLEST_SCALE)) + 0xffff) & 0xffff0000u), offset};
+}
+
+template <class T>
+void store_int8(const T* row, int64_t width, char* to, float* scale) {
+  Scaling scaling;
   if (scale) {
-    for (int64_t i = 0; i < cache.head_dim; i++) {
+    scaling = range_scaling(row, width);
+    *scale = float_of(bits_of(scaling.factor) | bits_of(scaling.offset) >> 16);
+  }
+  for (int64_t i = 0; i < width; i++) {
+    float x = (within(to_float(row[i]), LARGEST_WITH_OFFSET) - scaling.offset) / scaling.factor;
+    to[i] = char(int8_t(x == x ? std::nearbyint(within(x, 127.0f)) : 0.0f));
+  }
+}
+
+template <class T>
+void store_e4m3(const T* row, int64_t width, char* to, float* scale) {
+  float limit = 448.0f, most = 0.0f, factor = 1.0f;
+  if (scale) {
+    for (int64_t i = 0; i < width; i++) {
       float magnitude = std::fabs(to_float(row[i]));
       most = magnitude > most ? magnitude : most;  // a NaN counts for nothing
     }
-    most = most < 3.4028235e38f ? most : 3.4028235e38f;
-    factor = most / limit;
-    factor = factor > 1.1754944e-38f ? factor : 1.1754944e-38f;
-    *scale = factor;
+    factor = *scale = std::max(std::min(most, LARGEST) / limit, SMALLEST_SCALE);
   }
-  for (int64_t i = 0; i < cache.head_dim; i++) {
-    float x = to_float(row[i]) / factor;
-    x = x > limit ? limit : x < -limit ? -limit : x;
-    if (cache.format == CACHE_INT8) to[i] = char(int8_t(x == x ? std::nearbyint(x) : 0.0f));
-    else to[i] = char(to_e4m3(x));
-  }
+  for (int64_t i = 0; i < width; i++) to[i] = char(to_e4m3(within(to_float(row[i]) / factor, limit)));
 }
 
 template <class T>
@@ -85,8 +127,10 @@ void write_token(const RotaryKVWriteArguments& a, const Step& step, int64_t toke
     const T* from = keys + head * cache.head_dim;
     char* to = (is_key ? cache.k : cache.v) + (block * cache.block_stride + at * cache.head_dim) * size;
     float* scale = is_key ? cache.k_scale : cache.v_scale;
+    if (scale) scale += block * cache.scale_stride + at;
     if (cache.format == SAME) std::memcpy(to, from, cache.head_dim * sizeof(T));
-    else store_quantised(cache, from, to, scale ? scale + block * cache.scale_stride + at : nullptr);
+    else if (cache.format == CACHE_INT8) store_int8(from, cache.head_dim, to, scale);
+    else store_e4m3(from, cache.head_dim, to, scale);
   }
 }
 

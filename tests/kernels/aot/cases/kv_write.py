@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nereid_kernels.formats import scale_dtype
 from nereid_kernels.launch import Launch
 from nereid_kernels.triton_lang.kv_write import launch_kv_write
 
@@ -17,11 +18,13 @@ def make_cache(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return pool[:, 1, 0], pool[:, 1, 1]
 
 
-def make_scales(form: str) -> tuple[Tensor | None, Tensor | None]:
+def make_scales(form: str, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple[Tensor | None, Tensor | None]:
+    """dtype: the cache's."""
     if form == "none":
         return None, None
     shape = {"tensor": (1,), "head": (_KV_HEADS,), "token": (_BLOCKS, _KV_HEADS, _BLOCK_SIZE)}[form]
-    k_scale, v_scale = (torch.empty(shape, device="meta") for _ in range(2))
+    found = scale_dtype(dtype, by_token=form == "token")
+    k_scale, v_scale = (torch.empty(shape, dtype=found, device="meta") for _ in range(2))
     return k_scale, v_scale
 
 
@@ -35,6 +38,6 @@ def launches(architecture: str) -> dict[str, Launch]:
         "e4m3_token": (torch.float8_e4m3fn, "token"),
     }
     return {
-        name: launch_kv_write(key, value, *make_cache(dtype), slot_mapping, *make_scales(form), architecture)
+        name: launch_kv_write(key, value, *make_cache(dtype), slot_mapping, *make_scales(form, dtype), architecture)
         for name, (dtype, form) in cases.items()
     }

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from nereid_kernels.formats import scale_dtype
 from nereid_kernels.launch import Launch
 from nereid_kernels.splitting import SPLIT_QUERY
 from nereid_kernels.triton_lang.paged_attention import Operands, launch_paged_attention
@@ -81,7 +82,7 @@ def attention(
     tokens = _SEQS * query_len
     query = meta(tokens, heads, head_dim, dtype=dtype)
     scale_shape = (_BLOCKS, kv_heads, block_size) if per_token else (1,)
-    scale = meta(*scale_shape, dtype=torch.float32) if cache_dtype else None
+    scale = meta(*scale_shape, dtype=scale_dtype(cache_dtype, by_token=per_token)) if cache_dtype else None
     operands = Operands(
         query,
         pool[:, 1, 0],

@@ -24,11 +24,11 @@ def launches(architecture: str) -> dict[str, Launch]:
         "norm_e4m3_token": (weight, torch.float8_e4m3fn, "token"),
     }
     if architecture in FULLY:
-        cases["bf16"] = (None, torch.bfloat16, "none")
+        cases["int8_token"] = (None, torch.int8, "token")
     return {
         name: launch_qk_norm_rope_kv_write(
             qkv, cos_sin, query, *make_cache(dtype), slot_mapping, norm, norm, _EPS, 0.0,
-            *make_scales(form), architecture,
+            *make_scales(form, dtype), architecture,
         )
         for name, (norm, dtype, form) in cases.items()
     }  # fmt: skip
