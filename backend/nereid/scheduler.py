@@ -20,6 +20,7 @@ request is in every plan.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from nereid.batch import DrawFault, SchedulerOutput, StepResult
@@ -49,6 +50,9 @@ class Advance(NamedTuple):  # NOTE: there is one a token, and a dataclass takes 
     finish_reason: FinishReason | None = None
     fault: DrawFault | None = None
     logprobs: TokenLogprobs | None = None
+
+
+_advance = partial(tuple.__new__, Advance)  # of all its fields, in half the time that the class takes
 
 
 class Scheduler:
@@ -201,10 +205,11 @@ class Scheduler:
         self._kv_cache.loaded(result.failed_loads)
         running, any_search = self._seats.running, len(self._beams) > 0
         certain, advances = [], []
-        for row in plan.scheduled:
-            if not row.samples and (state := running.get(row.request_id)):
-                state.num_computed_tokens += row.num_scheduled_tokens
-                certain.append(state)
+        if len(result.sampled) < len(plan.scheduled):  # NOTE: else all draw, and they are many
+            for row in plan.scheduled:
+                if not row.samples and (state := running.get(row.request_id)):
+                    state.num_computed_tokens += row.num_scheduled_tokens
+                    certain.append(state)
         for token in result.sampled:
             if state := running.get(token.request_id):
                 state.num_computed_tokens = state.num_tokens
@@ -216,8 +221,8 @@ class Scheduler:
                 if any_search and state in self._beams:
                     self._beams.found(state, token)
                 else:
-                    reason = state.append(token.token_id)
-                    advances.append(Advance(state, token.token_id, reason, None, token.logprobs))
+                    token_id = token.token_id
+                    advances.append(_advance((state, token_id, state.append(token_id), None, token.logprobs)))
         for state in self._kv_cache.to_publish(certain):
             self._kv_cache.publish(state.request_id, state, state.num_computed_tokens)
         return advances

@@ -86,10 +86,9 @@ class RequestState:
         output = self.output_token_ids
         output.append(token_id)
         self.num_tokens += 1
-        count = len(output)
-        if token_id in self.stop_ids and count > self.request.sampling.min_tokens:
+        if token_id in self.stop_ids and len(output) > self.request.sampling.min_tokens:
             return FinishReason.STOP
-        return FinishReason.LENGTH if count >= self.max_tokens else None
+        return FinishReason.LENGTH if len(output) >= self.max_tokens else None
 
     def go_on_with(self, output_token_ids: Iterable[int]) -> None:
         """Have this output instead of what was drawn; what differs is to be told the executor."""
