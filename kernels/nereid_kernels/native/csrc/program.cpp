@@ -7,7 +7,7 @@ using namespace nereid;
 
 extern "C" void nereid_run(const Operation* operations, int64_t count, const Step* step, int threads) {
   Barrier barrier;
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(std::min(threads, MOST_THREADS))
   {
 #pragma omp single
     barrier.count = omp_get_num_threads();  // may be fewer than asked for

@@ -49,6 +49,7 @@ void norm(const RmsNormArguments& a, int64_t row) {
 extern "C" void nereid_rms_norm(const void* arguments, const nereid::Step& step, const nereid::Team& team) {
   using namespace nereid;
   const auto& a = *static_cast<const RmsNormArguments*>(arguments);
-  Range rows = team.share(step.num_rows(a.rows));
-  for (int64_t row = rows.begin; row < rows.end; row++) a.dtype == FLOAT32 ? norm<float>(a, row) : norm<bf16>(a, row);
+  team.for_ranges(step.num_rows(a.rows), 4, [&](Range rows) {
+    for (int64_t row = rows.begin; row < rows.end; row++) a.dtype == FLOAT32 ? norm<float>(a, row) : norm<bf16>(a, row);
+  });
 }

@@ -140,7 +140,8 @@ void write_token(const RotaryKVWriteArguments& a, const Step& step, int64_t toke
 extern "C" void nereid_rotary_kv_write(const void* arguments, const nereid::Step& step, const nereid::Team& team) {
   using namespace nereid;
   const auto& a = *static_cast<const RotaryKVWriteArguments*>(arguments);
-  Range tokens = team.share(step.num_tokens);
-  for (int64_t token = tokens.begin; token < tokens.end; token++)
-    a.dtype == FLOAT32 ? write_token<float>(a, step, token) : write_token<bf16>(a, step, token);
+  team.for_ranges(step.num_tokens, 4, [&](Range tokens) {
+    for (int64_t token = tokens.begin; token < tokens.end; token++)
+      a.dtype == FLOAT32 ? write_token<float>(a, step, token) : write_token<bf16>(a, step, token);
+  });
 }

@@ -18,7 +18,8 @@ extern "C" void nereid_take_rows(const void* arguments, const nereid::Step& step
   using namespace nereid;
   const auto& a = *static_cast<const TakeRowsArguments*>(arguments);
   const int64_t* places = a.which == TOKENS ? step.token_ids : step.hidden_rows;
-  Range rows = team.share(step.num_rows(a.which));
-  for (int64_t row = rows.begin; row < rows.end; row++)
-    std::memcpy(a.to + row * a.bytes, a.from + places[row] * a.bytes, a.bytes);
+  team.for_ranges(step.num_rows(a.which), 4, [&](Range rows) {
+    for (int64_t row = rows.begin; row < rows.end; row++)
+      std::memcpy(a.to + row * a.bytes, a.from + places[row] * a.bytes, a.bytes);
+  });
 }

@@ -139,21 +139,17 @@ void multiply_many(
   }
 }
 
-// Calls f with one thread's columns: threads share out halves of tiles, so that none has to do much more than the others;
-// but whole ones of a gated weight, whose gates and what they gate lie in the two halves.
+// Calls f with the columns that one thread gets: threads share out halves of tiles, so that none has to do much more than
+// the others; but whole ones of a gated weight, whose gates and what they gate lie in the two halves.
 template <class F>
 void for_columns(const Output& output, const Team& team, F f) {
-  int64_t num_tiles = (output.out + TILE - 1) / TILE, unit = output.epilogue == GATED_SILU ? 2 : 1;
-  Range share = team.share(num_tiles * 2 / unit);
-  for (int64_t half = share.begin * unit, end = share.end * unit; half < end;) {
-    if (half % 2 == 0 && half + 2 <= end) {
-      f(Columns<VECTORS>{half / 2, 0});
-      half += 2;
-    } else {
-      f(Columns<VECTORS / 2>{half / 2, half % 2 * (VECTORS / 2)});
-      half++;
-    }
-  }
+  int64_t num_tiles = (output.out + TILE - 1) / TILE;
+  if (output.epilogue == GATED_SILU)
+    return team.for_ranges(num_tiles, 1, [&](Range range) { f(Columns<VECTORS>{range.begin, 0}); });
+  team.for_ranges(num_tiles * 2, 2, [&](Range range) {
+    range.size() == 2 ? f(Columns<VECTORS>{range.begin / 2, 0})
+                      : f(Columns<VECTORS / 2>{range.begin / 2, range.begin % 2 * (VECTORS / 2)});
+  });
 }
 
 // Rows of x as they are, or as wider numbers in `room`.
@@ -195,6 +191,7 @@ void multiply_all(
   static thread_local Room<T> room;
   int64_t most = std::max<int64_t>(LEAST, CACHE / (weight.in() * sizeof(T)) / ROWS * ROWS);
   for (int64_t row = 0; row < rows; row += most) {
+    if (row) team.sync();
     Block<T> block = operands(x, x_stride, weight.in(), Range{row, std::min(row + most, rows)}, room);
     if constexpr (Weight::HAS_OFFSETS) {
       static thread_local Room<float> sums_room;
