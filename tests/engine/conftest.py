@@ -36,12 +36,12 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder of the test's own, with the native library in it; without one the test is skipped."""
     try:
         open_library()
-        library = ensure_built(print)
+        folder = ensure_built(print).parent
     except (BuildError, OSError) as error:
         pytest.skip(f"no native library: {error}")
     cache = tmp_path / "nereid-cache"
     cache.mkdir()
-    (cache / library.name).symlink_to(library)
+    (cache / folder.name).symlink_to(folder)
     monkeypatch.setenv("NEREID_CACHE", str(cache))
     return cache
 

@@ -1,7 +1,7 @@
-"""Compiling the native library, once for each set of sources.
+"""Compiling the native library, once for each kind of processor and set of sources.
 
-Owns nothing that is loaded: it fills a folder with one shared library for each kind of processor, of which `library`
-loads the one that fits. Needs a g++ (12 or later) with OpenMP; no headers of torch's or Python's.
+Owns nothing that is loaded: it fills a folder with the shared library of one variant. Needs a g++ (12 or later) with
+OpenMP; no headers of torch's or Python's.
 """
 
 from __future__ import annotations
@@ -56,34 +56,30 @@ def compiler() -> str | None:
     return shutil.which("g++")
 
 
-def key() -> str:
+def key(variant: Variant) -> str:
     """Names a build: its sources, flags and type of machine. What was built is used without a compiler too."""
-    digest = hashlib.sha256(repr((platform.machine(), _FLAGS, variants())).encode())
+    digest = hashlib.sha256(repr((platform.machine(), _FLAGS, variant)).encode())
     for path in sorted(_SOURCES.iterdir()):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def build(folder: Path) -> None:
-    """Fill an empty folder with NAME.so for each variant. Takes some 20 s on two cores. Raises BuildError."""
+def build(variant: Variant, folder: Path) -> None:
+    """Fill an empty folder with NAME.so. Takes some 15 s on two cores. Raises BuildError."""
     found = compiler()
     if found is None:
         raise BuildError("no g++ was found (apt install g++)")
-    if not variants():
-        raise BuildError(f"there is no variant for {platform.machine()}")
-    sources = sorted(_SOURCES.glob("*.cpp"))
-    jobs = [(variant, source) for variant in variants() for source in sources]
+    sources = sorted(_SOURCES.glob("*.cpp"), key=lambda path: -path.stat().st_size)  # the longest begin first
     with ThreadPoolExecutor(max_workers=2) as pool:
-        list(pool.map(lambda job: _compile(found, job[0], job[1], folder), jobs))
-    for variant in variants():
-        objects = [folder / f"{variant.name}.{source.stem}.o" for source in sources]
-        _run([found, "-shared", "-fopenmp", *map(str, objects), "-o", str(folder / f"{variant.name}.so")])
-        for path in objects:
-            path.unlink()
+        list(pool.map(lambda source: _compile(found, variant, source, folder), sources))
+    objects = [folder / f"{source.stem}.o" for source in sources]
+    _run([found, "-shared", "-fopenmp", *map(str, objects), "-o", str(folder / f"{variant.name}.so")])
+    for path in objects:
+        path.unlink()
 
 
 def _compile(found: str, variant: Variant, source: Path, folder: Path) -> None:
-    target = folder / f"{variant.name}.{source.stem}.o"
+    target = folder / f"{source.stem}.o"
     _run([found, *_FLAGS, *variant.flags, "-c", str(source), "-o", str(target)])
 
 

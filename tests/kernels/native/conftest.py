@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -17,18 +15,13 @@ def same_numbers() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture(scope="module")
-def folder() -> Path:
+@pytest.fixture(params=[variant.name for variant in variants()])
+def library(request: pytest.FixtureRequest) -> Library:
+    names = [variant.name for variant in variants()]  # the best first: each processor runs those behind its own
+    best, number = fitting_variant(), names.index(request.param)
+    if best is None or number < names.index(best):
+        pytest.skip(f"this processor cannot run {request.param}")
     try:
-        return ensure_built(print)
+        return Library(ensure_built(print, variants()[number]))
     except BuildError as error:
         pytest.skip(f"no native library: {error}")
-
-
-@pytest.fixture(params=[variant.name for variant in variants()])
-def library(folder: Path, request: pytest.FixtureRequest) -> Library:
-    names = [variant.name for variant in variants()]  # the best first: each processor runs those behind its own
-    best = fitting_variant()
-    if best is None or names.index(request.param) < names.index(best):
-        pytest.skip(f"this processor cannot run {request.param}")
-    return Library(folder / f"{request.param}.so")
