@@ -43,21 +43,21 @@ class TileRegisters {
   }
 
   // rows.sums = (+=, where `add`) rows.x times `vectors` registers, an even number, of each of `in` inputs.
-  // tile: [in / 2][TILE][2].  in: a multiple of INPUTS.  fetch(step): has memory fetched that is wanted later; a step is
+  // tile: [in / 2][TILE][2]; NEAR: it lies in the nearest cache.  in: a multiple of INPUTS.  fetch(step): has memory fetched that is wanted later; a step is
   // one of the columns' registers with INPUTS inputs.
-  template <class Fetch>
+  template <bool NEAR, class Fetch>
   void multiply(const Rows& rows, const bf16* tile, int vectors, int64_t in, bool add, Fetch fetch) {
     for (int64_t row = 0; row < rows.count; row += MOST_ROWS) {
       Rows some = rows.from(row, 0, MOST_ROWS);
       shape(some.count);
       if (vectors == 4 && some.count <= HEIGHT) {
-        run<1, 4>(some, tile, in, add, fetch);
+        run<NEAR, 1, 4>(some, tile, in, add, fetch);
         continue;
       }
       for (int v = 0; v < vectors; v += 2) {
         Rows part = some.from(0, v * LANES, MOST_ROWS);
         const bf16* columns = tile + 2 * v * LANES;
-        some.count <= HEIGHT ? run<1, 2>(part, columns, in, add, fetch) : run<2, 2>(part, columns, in, add, fetch);
+        some.count <= HEIGHT ? run<NEAR, 1, 2>(part, columns, in, add, fetch) : run<NEAR, 2, 2>(part, columns, in, add, fetch);
       }
     }
   }
@@ -95,7 +95,7 @@ class TileRegisters {
     });
   }
 
-  template <int G, int V, class Fetch>
+  template <bool NEAR, int G, int V, class Fetch>
   static void run(const Rows& rows, const bf16* tile, int64_t in, bool add, Fetch& fetch) {
     static_assert(G * V <= 4 && G <= 2);
     each_sum<G, V>(rows, [&](auto sum, float* from) {
@@ -108,7 +108,7 @@ class TileRegisters {
         constexpr int W = 4 + G + v % (4 - G);
         fetch(i / INPUTS * V + v);
         load<W>(tile + 2 * v * LANES, 4 * TILE);
-        if (G == 2) fetch_columns(tile + INPUTS * TILE + 2 * v * LANES);
+        if (!NEAR && G == 2) fetch_columns(tile + INPUTS * TILE + 2 * v * LANES);
         each<G>([&](auto g) { add_products<g * V + v, 4 + g, W>(); });
       });
     }

@@ -61,7 +61,7 @@ void multiply_few(
   Floats sums[HEIGHT][V];
   for_strips<FetchFurther<V>>(weight, columns, [&](const bf16* tile, int64_t first, int64_t inputs, auto fetch) {
     Rows rows{block.x + first, block.stride, block.count, reinterpret_cast<float*>(sums), V * LANES};
-    registers.multiply(rows, tile, V, inputs, first > 0, fetch);
+    registers.multiply<false>(rows, tile, V, inputs, first > 0, fetch);
   });
   for (int64_t row = 0; row < block.count; row++)
     finish<Y, V>(output, sums[row], columns.tile, columns.vector, block.first + row);
@@ -84,7 +84,7 @@ void multiply_many(
   for (int64_t row = 0; row < block.count; row += MOST_ROWS) {
     int64_t count = std::min(MOST_ROWS, block.count - row);
     Rows rows{block.x + row * block.stride, block.stride, count, reinterpret_cast<float*>(sums), V * LANES};
-    registers.multiply(rows, tile, V, weight.in(), false, fetch_next);
+    registers.multiply<false>(rows, tile, V, weight.in(), false, fetch_next);
     for (int64_t r = 0; r < count; r++)
       finish<Y, V>(output, sums[r], columns.tile, columns.vector, block.first + row + r);
   }

@@ -81,7 +81,7 @@ class Products {
     const bf16* keys = tiles.keys();
     if (num_rows > FEW_ROWS) {
       Rows rows{query, head_dim_, num_rows, scores, TILE};
-      return registers_.multiply(rows, keys, VECTORS, head_dim_, false, [](int64_t) {});
+      return registers_.multiply<true>(rows, keys, VECTORS, head_dim_, false, [](int64_t) {});
     }
     with_few(num_rows, [&](auto count) {
       Floats sums[count][VECTORS]{};
@@ -105,7 +105,7 @@ class Products {
     auto fetch_next = [&](int64_t) { if (done < STEPS) fetch(done++); };
     for (int64_t tile = 0; tile < tiles.head_tiles(); tile++) {
       Rows rows{weights, TILE, num_rows, sums + tile * TILE, head_dim_};
-      registers_.multiply(rows, values + tile * TILE * TILE, vectors_of(tile), TILE, true, fetch_next);
+      registers_.multiply<true>(rows, values + tile * TILE * TILE, vectors_of(tile), TILE, true, fetch_next);
     }
   }
 

@@ -137,6 +137,7 @@ class Attention {
   }
 
   void add_chunk(const Number* query, int64_t chunk, Partial part) {
+    masses_ = std::fill_n(rooms_.masses.of(rows_ * LANES), rows_ * LANES, 0.0f) - rows_ * LANES;
     int64_t end = std::min((chunk + 1) * CHUNK, sight_.last + 1);
     int64_t first = next_tile(chunk * CHUNK, end);
     find(first, end);
@@ -148,6 +149,7 @@ class Attention {
       add_tile(query, first, part);
       first = next;
     }
+    for (int64_t r = 0; r < rows_; r++) part.mass[r] = sum_of(load(masses_ + r * LANES));
   }
 
   void find(int64_t first, int64_t end) { tiles_.find(table_, piece_.kv_head, first, end, sight_); }
@@ -179,7 +181,7 @@ class Attention {
     for (int64_t r = 0; r < rows_; r += LANES) store(factors + r, exp_of(load(factors + r)));
     for (int64_t r = 0; r < rows_; r++) {
       if (factors[r] == 1.0f) continue;
-      part.mass[r] *= factors[r];
+      store(masses_ + r * LANES, load(masses_ + r * LANES) * factors[r]);
       for (int64_t i = 0; i < head_dim_; i++) part.sums[r * head_dim_ + i] *= factors[r];
     }
   }
@@ -193,19 +195,25 @@ class Attention {
   // The larger one of `top` and what a row's scores are when scaled.
   float new_top(float* scores, int64_t first, int64_t r, float top) const {
     int64_t position = sight_.first + r / group_;
-    bool whole = sight_.all(first, TILE, position), changed = scaled_before() || !whole;
-    Floats most = splat(NOTHING);
+    bool whole = sight_.all(first, TILE, position);
+    if (scaled_before() || !whole) change(scores, first, r, whole);
+    Floats most = load(scores);
+    for (int v = 1; v < VECTORS; v++) most = larger(most, load(scores + v * LANES));
+    most *= scale();
+    return any_above(most, splat(top)) ? max_of(most) : top;
+  }
+
+  // whole: the row's query sees all of the tile.
+  [[gnu::noinline]] void change(float* scores, int64_t first, int64_t r, bool whole) const {
+    int64_t position = sight_.first + r / group_;
     for (int v = 0; v < VECTORS; v++) {
       Floats x = load(scores + v * LANES);
       if (scaled_before()) x *= a_.scale;
       if (a_.soft_cap) x = capped(x);
       if (a_.alibi_slopes) x = biased(x, float(position - first - v * LANES), a_.alibi_slopes[head_of(r)]);
       if (!whole) x = sight_.masked(x, first + v * LANES, position, NOTHING);
-      if (changed) store(scores + v * LANES, x);
-      most = larger(most, x);
+      store(scores + v * LANES, x);
     }
-    most *= scale();
-    return any_above(most, splat(top)) ? max_of(most) : top;
   }
 
   // Scores become weights.
@@ -213,13 +221,13 @@ class Attention {
     constexpr int DEGREE = sizeof(Number) == 2 ? 4 : 6;
     float scale = this->scale() * LOG2_E;
     for (int64_t r = 0; r < rows_; r++, scores += TILE, weights += TILE) {
-      Floats shift = splat(shift_of(part.top[r]) * LOG2_E), mass{};
+      Floats shift = splat(shift_of(part.top[r]) * LOG2_E), mass = load(masses_ + r * LANES);
       for (int v = 0; v < VECTORS; v++) {
         Floats weight = exp2_of<DEGREE>(load(scores + v * LANES) * scale - shift);
         store(weights + v * LANES, weight);
         mass += weight;
       }
-      part.mass[r] += sum_of(mass);
+      store(masses_ + r * LANES, mass);
     }
   }
 
@@ -243,10 +251,11 @@ class Attention {
   Sight sight_{};
   int64_t rows_ = 0, first_token_ = 0;
   const int32_t* table_ = nullptr;
+  float* masses_ = nullptr;  // of a chunk: [rows][LANES], which are added up at its end
   // Kept from call to call, by thread: nothing is allocated in a step once they are large enough.
   struct Rooms {
     Room<Number> query, weights;
-    Room<float> scores, factors, all, one;
+    Room<float> scores, factors, masses, all, one;
   };
   static Rooms& rooms() {
     static thread_local Rooms kept;
