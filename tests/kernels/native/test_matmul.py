@@ -54,20 +54,40 @@ def test_gated_products_equal_the_definition(library: Library, dtype: torch.dtyp
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("make", PACKINGS)
+@pytest.mark.parametrize("in_features", [130, 160])
 def test_a_row_of_a_product_has_the_same_bits_whatever_is_beside_it(
-    library: Library, make: Callable[[Tensor, int], PackedWeight | QuantisedWeight], dtype: torch.dtype
+    library: Library,
+    make: Callable[[Tensor, int], PackedWeight | QuantisedWeight],
+    dtype: torch.dtype,
+    in_features: int,
 ) -> None:
-    weight, x = torch.randn(200, 130).to(dtype), torch.randn(33, 130).to(dtype)
-    program = Program(library, dtype, 33, 1)
+    """Tile registers take inputs by 32."""
+    most = 300  # more rows than are shared out by columns
+    weight, x = torch.randn(200, in_features).to(dtype), torch.randn(most, in_features).to(dtype)
+    program = Program(library, dtype, most, 1)
     x_buffer = filled(program, x)
     y = program.matmul(x_buffer, make(weight, library.tile))
-    program.run(arrays(33))
+    program.run(arrays(most))
     whole = y.memory.clone()
-    for rows in range(1, 14):
-        for start in (0, 3, 33 - rows):
+    for rows in (*range(1, 19), 31, 33, 70):
+        for start in (0, 3, most - rows):
             x_buffer.memory[:rows] = x[start : start + rows]
             program.run(arrays(rows))
             assert torch.equal(y.memory[:rows], whole[start : start + rows])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("make", PACKINGS)
+def test_many_rows_equal_the_definition(
+    library: Library, make: Callable[[Tensor, int], PackedWeight | QuantisedWeight], dtype: torch.dtype
+) -> None:
+    """Each row picks one column of weights out, which come back as they are, but for quantising."""
+    weight, most = torch.randn(130, 320).to(dtype), 320
+    program = Program(library, dtype, most, 1)
+    y = program.matmul(filled(program, torch.eye(most, dtype=dtype)), make(weight, library.tile))
+    program.run(arrays(most))
+    slack = 0.0 if make is pack else float(weight.float().abs().max()) / 7
+    assert float((y.memory.float() - weight.float().T).abs().max()) <= slack
 
 
 def test_rows_past_the_step_are_left_alone(library: Library) -> None:
