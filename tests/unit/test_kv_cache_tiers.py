@@ -83,6 +83,24 @@ def test_what_is_read_from_disk_does_not_push_out_what_it_goes_on_from() -> None
     assert num_found(cache, tokens) == 8
 
 
+def test_what_is_read_from_disk_does_not_push_out_of_the_hosts_memory_what_it_goes_on_from() -> None:
+    tokens = Tokens(*range(9))
+    cache = make_cache(3, on_host=1, on_disk=names_on_disk(tokens))
+    compute(cache, 1, Tokens(*range(4)))
+    cache.free(1)
+    take(cache, 3)  # its block goes to the host
+    compute(cache, 2, Tokens(*range(50, 54)))
+    cache.free(2)
+    compute(cache, 3, Tokens(*range(60, 68)), root=None)
+    match = cache.match(ROOT, tokens)
+    assert match.num_tokens == 4 and cache.num_free_blocks == 1, "what is left could go to the host"
+    assert cache.restore(ROOT, tokens, match)
+    cache.loaded(())
+    cache.check_integrity()
+    cache.free(3)
+    assert num_found(cache, tokens) == 8
+
+
 def test_what_was_read_behind_a_block_that_could_not_be_is_found_again_with_it() -> None:
     """It waits among the blocks that can be evicted until the one before it is computed, by whomever."""
     tokens = Tokens(*range(17))

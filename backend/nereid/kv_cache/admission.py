@@ -6,9 +6,6 @@ taken hold of before a block is allocated, so that nothing of it is evicted for 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from nereid.kv_cache.block_pool import NULL_BLOCK
 from nereid.kv_cache.cached_pool import CachedPool
 from nereid.kv_cache.layout import BlockLayout
@@ -58,7 +55,7 @@ class Admission:
             match = full if self._has_room(full, None) else Match()
         partial = None if tail else match.partial
         num_tokens = tail.num_tokens if tail else match.num_tokens
-        with self._held(partial):
+        with self._pool.held([(partial, group) for group in self._groups] if partial else []):
             self._take_found(sequence, match, num_tokens)
             if tail:
                 self._swapping.swap_in(sequence, tail)
@@ -111,19 +108,3 @@ class Admission:
         for group, block in enumerate(fresh):
             self._pool.copy(node, group, block)
             sequence.tables[group].append(block)
-
-    @contextmanager
-    def _held(self, node: Node | None) -> Iterator[None]:
-        """Nothing of a node is evicted meanwhile."""
-        if node is None:
-            yield
-            return
-        blocks = list(node.blocks)
-        on_host = [group for group in self._groups if blocks[group] == NULL_BLOCK]
-        self._pool.share(*blocks)
-        for group in on_host:
-            self._pool.tiers.host.claim(node, group)
-        yield
-        self._pool.release(*blocks)
-        for group in on_host:
-            self._pool.tiers.host.unclaim(node, group)

@@ -7,7 +7,8 @@ recently used first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from nereid.batch import CopyBlock, KVOp, SwapIn
 from nereid.kv_cache.block_pool import NULL_BLOCK, BlockPool
@@ -88,6 +89,20 @@ class CachedPool:
                 self._pool.release((block,))
                 if self._pool.num_owners(block) == 1 and block in self.tree:
                     self.tree.now_unused(block)
+
+    @contextmanager
+    def held(self, places: Sequence[tuple[Node, int]]) -> Iterator[None]:
+        """What nodes have of groups, on the device or in the host's memory, is not evicted meanwhile. Of the device's
+        blocks, the first are evicted first afterwards."""
+        blocks = [node.blocks[group] for node, group in places]
+        on_host = [(node, group) for node, group in places if not node.blocks[group] and node.host_blocks[group]]
+        self.share(*blocks)
+        for node, group in on_host:
+            self.tiers.host.claim(node, group)
+        yield
+        self.release(*blocks)
+        for node, group in on_host:
+            self.tiers.host.unclaim(node, group)
 
     def attach(self, node: Node, group: int, block: int) -> None:
         """Let the tree be an owner of a block, as a node's."""

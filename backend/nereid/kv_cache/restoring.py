@@ -67,11 +67,9 @@ class Restoring:
     def _held(self, last: Node, match: Match) -> Iterator[None]:
         """What was found is not evicted for what is behind it. last: the node of its last block, or the root."""
         found = sorted(found_blocks(match, self._layout, match.num_tokens), key=lambda place: -place[2])
-        blocks = [node.blocks[group] for node, group, _ in found]
-        self._pool.share(*blocks)
         self._pool.tree.pin(last)
-        yield
-        self._pool.release(*blocks)  # the last first, so that leaves are evicted first
+        with self._pool.held([(node, group) for node, group, _ in found]):  # the last first: leaves are evicted first
+            yield
         self._pool.tree.unpin(last)
 
     def _read_behind(self, node: Node, index: int, token_ids: TokenIds) -> bool:
