@@ -26,7 +26,7 @@ from nereid.server.reply import Reply, ReplyBuilder
 _LOG = logging.getLogger(__name__)
 _POLL_INTERVAL_S = 0.05
 _POLL_COST_S = 100e-6  # of one `cancelled`, measured
-_POLL_SHARE = 0.05  # of this thread's time at most
+_POLL_SHARE = 0.02  # of this thread's time at most; the server spends as much on it, on the cores that compute
 
 # The server's trace context, and how the request ended.
 Trace = Callable[[str, Ending], None]
