@@ -155,14 +155,6 @@ class FlushToZero {
   unsigned before_ = _mm_getcsr();
 };
 
-// Inputs 2i and 2i + 1 of a register's columns.
-struct Pair {
-  Floats even, odd;
-};
-
-// Of bfloat16 pairs.
-inline Pair split(Bits pairs) { return {(Floats)(pairs << 16), (Floats)(pairs & 0xffff0000u)}; }
-
 // sums[r] += x[r] times V registers of each of `in` inputs, a multiple of INPUTS.  x: R rows, x_stride apart.
 // pair_at(number, v): of a register's columns.  fetch(step): has memory fetched that is wanted later; a step is a pair.
 template <int R, int V, class PairAt, class Fetch>

@@ -53,15 +53,6 @@ class PlainWeight {
   }
 
  private:
-  struct Pair {
-    Floats even, odd;
-  };
-
-  static Pair pair_at(const bf16* from) {
-    Bits both = load_as<Bits>(from);
-    return {(Floats)(both << 16), (Floats)(both & 0xffff0000u)};
-  }
-
   template <int R, int V>
   static void multiply_widened(
       const bf16* tile, const float* x, int64_t x_stride, int64_t inputs, Floats (&part)[R][V]) {
@@ -69,7 +60,7 @@ class PlainWeight {
     for (int64_t i = 0; i < inputs; i += 2, tile += 2 * TILE) {
       fetch(i / 2);
       for (int v = 0; v < V; v++) {
-        Pair w = pair_at(tile + 2 * v * LANES);
+        Pair w = split(load_as<Bits>(tile + 2 * v * LANES));
         for (int r = 0; r < R; r++) {
           part[r][v] += w.even * x[r * x_stride + i];
           part[r][v] += w.odd * x[r * x_stride + i + 1];
@@ -82,7 +73,7 @@ class PlainWeight {
   static const float* widened(const bf16* tile, int64_t inputs, float* to) {
     for (int64_t i = 0; i < inputs; i += 2, tile += 2 * TILE)
       for (int v = 0; v < V; v++) {
-        Pair w = pair_at(tile + 2 * v * LANES);
+        Pair w = split(load_as<Bits>(tile + 2 * v * LANES));
         store(to + i * TILE + v * LANES, w.even);
         store(to + (i + 1) * TILE + v * LANES, w.odd);
       }

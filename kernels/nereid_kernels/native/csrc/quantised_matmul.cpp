@@ -21,11 +21,6 @@ struct QuantisedMatmulArguments {
 
 namespace {
 
-// Two inputs, for the lanes of one register.
-struct Pair {
-  Floats even, odd;
-};
-
 struct Int8 {
   static constexpr bool HAS_OFFSETS = false;
   static int64_t bytes(int64_t inputs) { return inputs * TILE; }

@@ -150,6 +150,14 @@ inline void store_within(T* row, int64_t column, int64_t width, Floats x) {
   else if (column < width) store_some(row + column, x, int(width - column));
 }
 
+// Inputs 2i and 2i + 1, for the lanes of one register.
+struct Pair {
+  Floats even, odd;
+};
+
+// Of bfloat16 pairs.
+inline Pair split(Bits pairs) { return {(Floats)(pairs << 16), (Floats)(pairs & 0xffff0000u)}; }
+
 inline void store_one(float* to, float x) { *to = x; }
 inline void store_one(bf16* to, float x) { store_some(to, splat(x), 1); }
 
