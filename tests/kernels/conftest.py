@@ -16,6 +16,12 @@ from nereid_kernels.backends import is_interpreting
 collect_ignore = [] if is_interpreting() or torch.cuda.is_available() else ["triton_lang"]
 
 
+@pytest.fixture(autouse=True)
+def same_numbers_in_any_order() -> None:
+    """What is drawn in a test does not depend on those that ran before it: bounds on errors are met or not by draws."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(params=[1, 2, 3])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     """How many threads PyTorch computes with on the CPU."""

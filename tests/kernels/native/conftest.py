@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from nereid.native import ensure_built
 from nereid_kernels.native.build import BuildError, variants
 from nereid_kernels.native.library import Library, fitting_variant
-
-
-@pytest.fixture(autouse=True)
-def same_numbers() -> None:
-    torch.manual_seed(0)
 
 
 @pytest.fixture(params=[variant.name for variant in variants()])

@@ -23,11 +23,6 @@ else:
     torch.set_num_threads(1)  # the interpreter's tensors are small, and several processes share the cores
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 @pytest.fixture(autouse=ON_GPU)
 def _split_short_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU's rows of the launch table split long contexts alone; here those of the tests are split, as by the
