@@ -6,11 +6,11 @@ plans exactly; a request's tokens are its prompt and all tokens drawn for it, or
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from nereid.batch import NewRequest, ScheduledRequest, SchedulerOutput
@@ -18,8 +18,6 @@ from nereid.kv_memory.storage import KVCacheStorage
 from nereid.request import SamplingParams
 from nereid_kernels.kv_write import KVWritePlan, plan_kv_write
 from nereid_kernels.paged_attention import AttentionPlan, plan_paged_attention
-
-IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +42,12 @@ class ModelInput:
 
 @dataclass(slots=True)
 class RequestTokens:
-    """One request behind the executor seam. block_tables: by KV cache group."""
+    """One request behind the executor seam. block_tables: by KV cache group, ints of 32 bits, as they are handed on."""
 
     sampling: SamplingParams
     prompt_len: int
     token_ids: list[int]
-    block_tables: tuple[list[int], ...]
+    block_tables: tuple[array[int], ...]
 
     def told_positions(self, row: ScheduledRequest) -> range:
         """Positions of the prompt whose logprobs a step tells: the hidden states before them are computed by it.
@@ -85,64 +83,75 @@ class BatchState:
             if row.new_block_ids:
                 news = zip(request.block_tables, row.first_new_blocks, row.new_block_ids, strict=True)
                 for table, first, added in news:
-                    table[first:] = added
+                    table[first:] = array("i", added)
             if row.given_token_ids:
                 request.token_ids[row.first_given :] = row.given_token_ids
 
     def _add(self, new: NewRequest) -> None:
         prompt = list(new.prompt_token_ids)
-        tables: tuple[list[int], ...] = tuple([] for _ in range(self._num_groups))
+        tables = tuple(array("i") for _ in range(self._num_groups))
         self._requests[new.request_id] = RequestTokens(new.sampling, len(prompt), prompt, tables)
 
     def build(self, rows: Sequence[ScheduledRequest], cache: KVCacheStorage) -> ModelInput:
-        """The tensors of a step with at least one row that has tokens."""
+        """The tensors of a step with at least one row that has tokens.
+
+        NOTE: between two steps the processor's caches are full of weights, and what is called for the first time costs
+        more than what it does: so lists are filled, and few kinds of call make tensors of them.
+        """
         requests = [self._requests[row.request_id] for row in rows]
-        firsts = np.array([row.num_computed_tokens for row in rows])
-        counts = np.array([row.num_scheduled_tokens for row in rows])
-        stops = firsts + counts
-        ends = counts.cumsum()  # of each row's tokens in the step
-        positions = np.arange(ends[-1]) + np.repeat(stops - ends, counts)
+        spans = [range(r.num_computed_tokens, r.num_computed_tokens + r.num_scheduled_tokens) for r in rows]
         token_ids: list[int] = []
-        for request, first, stop in zip(requests, firsts.tolist(), stops.tolist(), strict=True):
-            token_ids += request.token_ids[first:stop]
-        owners = np.repeat(np.arange(len(rows)), counts)  # the row of each token
+        positions: list[int] = []
+        ends = []  # of each row's tokens in the step
+        for request, span in zip(requests, spans, strict=True):
+            token_ids += request.token_ids[span.start : span.stop]
+            positions += span
+            ends.append(len(positions))
         return ModelInput(
-            token_ids=torch.tensor(token_ids),
-            positions=torch.from_numpy(positions),
-            hidden_rows=torch.tensor(_hidden_rows(rows, requests, ends.tolist()), dtype=torch.int64),
-            groups=tuple(
-                self._group_input(group, requests, counts.tolist(), stops.tolist(), owners, positions, cache)
-                for group in range(self._num_groups)
-            ),
+            _tensor(token_ids),
+            _tensor(positions),
+            _tensor(_hidden_rows(rows, requests, ends)),
+            tuple(self._group_input(group, requests, spans, cache) for group in range(self._num_groups)),
         )
 
     def _group_input(
-        self,
-        group: int,
-        requests: Sequence[RequestTokens],
-        query_lens: list[int],
-        seq_lens: list[int],
-        owners: IntArray,
-        positions: IntArray,
-        cache: KVCacheStorage,
+        self, group: int, requests: Sequence[RequestTokens], spans: Sequence[range], cache: KVCacheStorage
     ) -> GroupInput:
         layer = cache.first_of_group(group)
         block_size = layer.k.shape[2]
+        tables = [request.block_tables[group] for request in requests]
+        seq_lens = [span.stop for span in spans]
         used = [-(-seq_len // block_size) for seq_len in seq_lens]
         padded = np.zeros((len(used), max(used)), dtype=np.int32)
-        for row, request, count in zip(padded, requests, used, strict=True):
-            table = request.block_tables[group]
+        slots: list[int] = []
+        for row, table, span, count in zip(padded, tables, spans, used, strict=True):
             if count > len(table):
                 raise IndexError(f"{count} blocks are wanted of a table of {len(table)}")
             row[:count] = table[:count]
-        slots = padded[owners, positions // block_size].astype(np.int64) * block_size + positions % block_size
+            slots += _slots(table, span, block_size)
         return GroupInput(
-            plan_kv_write(torch.from_numpy(slots), layer.k, backend=self._backend),
+            plan_kv_write(_tensor(slots), layer.k, backend=self._backend),
             plan_paged_attention(
-                query_lens, seq_lens, torch.from_numpy(padded), layer.k, token_scale=layer.k_scale,
-                backend=self._backend,
+                [len(span) for span in spans], seq_lens, torch.from_numpy(padded), layer.k,
+                token_scale=layer.k_scale, backend=self._backend,
             ),
         )  # fmt: skip
+
+
+def _tensor(numbers: list[int]) -> torch.Tensor:
+    return torch.from_numpy(np.array(numbers, dtype=np.int64))
+
+
+def _slots(table: Sequence[int], positions: range, block_size: int) -> list[int]:
+    """Where a sequence's tokens lie."""
+    if len(positions) == 1:
+        return [table[positions.start // block_size] * block_size + positions.start % block_size]
+    slots: list[int] = []
+    for index in range(positions.start // block_size, -(-positions.stop // block_size)):
+        shift = (table[index] - index) * block_size
+        within = range(index * block_size, (index + 1) * block_size)
+        slots += range(max(positions.start, within.start) + shift, min(positions.stop, within.stop) + shift)
+    return slots
 
 
 def _hidden_rows(rows: Sequence[ScheduledRequest], requests: Sequence[RequestTokens], ends: Sequence[int]) -> list[int]:

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -77,9 +78,9 @@ def plan_paged_attention(
     Raises ValueError where a query is longer than its sequence, or a table too short, and for a tree that does not fit.
     """
     block_size, device = cache.shape[2], cache.device
-    for query_len, seq_len, table in zip(query_lens, seq_lens, block_tables, strict=True):
-        if not 0 <= query_len <= seq_len or len(table) * block_size < seq_len:
-            raise ValueError(f"query {query_len}, sequence {seq_len}, {len(table)} blocks of {block_size}: no such row")
+    for query_len, seq_len, width in zip(query_lens, seq_lens, _widths(block_tables), strict=True):
+        if not 0 <= query_len <= seq_len or width * block_size < seq_len:
+            raise ValueError(f"query {query_len}, sequence {seq_len}, {width} blocks of {block_size}: no such row")
     if tree is not None:
         sizes = {"tokens": sum(query_lens)}
         check_shapes(sizes, ancestors=(tree.ancestors, ("tokens",)), positions=(tree.positions, ("tokens",)))
@@ -94,13 +95,25 @@ def plan_paged_attention(
         buckets = cpu.plan_buckets(query_lens, seq_lens, list(padded), cache, token_scale, cpu_tree)
     return AttentionPlan(
         padded.to(device),
-        torch.tensor([0, *itertools.accumulate(query_lens)], dtype=torch.int32, device=device),
-        torch.tensor(seq_lens, dtype=torch.int32, device=device),
+        _int32([0, *itertools.accumulate(query_lens)]).to(device),
+        _int32(seq_lens).to(device),
         max((n for n in query_lens if n <= SPLIT_QUERY), default=0),
         max((n for n in query_lens if n > SPLIT_QUERY), default=0),
         tree,
         buckets,
     )
+
+
+def _widths(block_tables: Sequence[Sequence[int] | Tensor] | Tensor) -> list[int]:
+    """Of each sequence's table."""
+    if isinstance(block_tables, Tensor):
+        num_sequences, width = block_tables.shape
+        return [width] * num_sequences
+    return [len(table) for table in block_tables]
+
+
+def _int32(numbers: list[int]) -> Tensor:
+    return torch.from_numpy(np.array(numbers, dtype=np.int32))  # a third of the time of torch.tensor
 
 
 def _pad(block_tables: Sequence[Sequence[int] | Tensor], seq_lens: list[int], block_size: int) -> Tensor:

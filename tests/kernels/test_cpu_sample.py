@@ -94,3 +94,19 @@ def test_a_wide_row_that_is_not_sound_costs_no_other() -> None:
     for row in (0, 3):
         alone = ops.sample(logits[row : row + 1], *(column[row : row + 1] for column in chosen))
         assert int(alone[0]) == int(tokens[row])
+
+
+@pytest.mark.parametrize("vocab", [1, 31, 2561, 49152])
+def test_greedy_rows_alone_are_drawn_as_they_are_among_others(vocab: int) -> None:
+    torch.manual_seed(vocab)
+    logits = torch.randn(12, vocab + 3)[:, :vocab]
+    logits[3], logits[4] = torch.randint(0, 5, (2, vocab)).float()  # ties
+    for row, value in ((5, math.nan), (6, math.inf), (7, -math.inf)):
+        logits[row, vocab // 2] = value
+    logits[8], logits[9, -1], logits[10, 0], logits[10, -1] = -math.inf, math.nan, math.inf, math.nan
+    before, off = logits.clone(), torch.zeros(12)
+    tokens, sound = ops.greedy(logits)
+    assert torch.equal(logits.isnan(), before.isnan()) and torch.equal(logits.nan_to_num(), before.nan_to_num())
+    among = ops.sample(logits, off, off, off.int(), off, off.long())
+    assert tokens.tolist() == among[0].tolist() and sound.tolist() == among[1].tolist()
+    assert sound[:5].all() and not sound[[5, 6, 8, 9, 10]].any()

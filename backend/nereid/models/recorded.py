@@ -72,8 +72,7 @@ class RecordedModel:
         return self._all_logits[: len(hidden)]
 
     def _some_logits(self, hidden: Tensor) -> Tensor:
-        self._head_input.memory[: len(hidden)] = hidden
-        self._head.run(_rows_alone(len(hidden)))
+        self._head.run_on(self._head_input, hidden)
         return self._logits.memory[: len(hidden)]
 
 
@@ -116,9 +115,3 @@ def _arrays(batch: ModelInput) -> StepArrays:
     return StepArrays(
         batch.token_ids, batch.positions, batch.hidden_rows, attention.cu_query_lens, attention.seq_lens, groups
     )
-
-
-def _rows_alone(num_rows: int) -> StepArrays:
-    """A step for operations on hidden rows only."""
-    none = torch.empty(0, dtype=torch.int64)
-    return StepArrays(none, none, torch.empty(num_rows, dtype=torch.int64), none.int(), none.int(), ())

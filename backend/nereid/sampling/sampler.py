@@ -21,7 +21,7 @@ from nereid.sampling.masks import TokenRules, add_bias, forbid, keep_only
 from nereid.sampling.noise import key_at, sequence_key
 from nereid.sampling.penalties import PenaltyState, has_penalty
 from nereid_kernels.grammar_mask import grammar_mask
-from nereid_kernels.sample import sample
+from nereid_kernels.sample import greedy, sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +132,15 @@ class Sampler:
     def _sample(
         self, logits: Tensor, rows: Sequence[SamplingRow], known: Sequence[_Known]
     ) -> tuple[list[int], list[bool]]:
+        if all(request.sampling.greedy for request in known):
+            tokens, sound = greedy(logits, backend=self._backend)
+        else:
+            tokens, sound = self._sample_any(logits, rows, known)
+        return tokens.tolist(), sound.tolist()
+
+    def _sample_any(
+        self, logits: Tensor, rows: Sequence[SamplingRow], known: Sequence[_Known]
+    ) -> tuple[Tensor, Tensor]:
         columns = torch.tensor([request.columns for request in known], dtype=torch.float64).T.contiguous()
         temperature, min_p, top_k, top_p = columns
         pairs = zip(rows, known, strict=True)
@@ -141,10 +150,7 @@ class Sampler:
                 for row, request in pairs
             ]
         )
-        tokens, sound = sample(
-            logits, temperature.float(), min_p, top_k.int(), top_p, keys, backend=self._backend
-        )  # fmt: skip
-        return tokens.tolist(), sound.tolist()
+        return sample(logits, temperature.float(), min_p, top_k.int(), top_p, keys, backend=self._backend)
 
     @staticmethod
     def _logprobs(own: Tensor, drawn: Sequence[tuple[int, int, _Known]]) -> dict[int, TokenLogprobs]:

@@ -224,6 +224,19 @@ class Program:
 
     # ---- running
 
+    def run_on(self, x: Buffer, rows: Tensor) -> None:
+        """Carry out a program of operations on hidden rows alone, of which `x` is the input.
+
+        rows: [rows, width] of x's dtype, contiguous, at most as many as it has. Raises ValueError where it is not that.
+        """
+        memory = x.memory
+        fits = len(rows) <= len(memory) and rows.shape[1] == x.width and rows.dtype == memory.dtype
+        if not fits or not rows.is_contiguous():
+            raise ValueError(f"rows: got {rows.dtype} {list(rows.shape)}; allowed: {memory.dtype} {list(memory.shape)}")
+        ctypes.memmove(x.address, rows.data_ptr(), rows.nbytes)  # a tensor's copy_ takes four times as long
+        step = native.Step(num_hidden_rows=len(rows))
+        self._library.run(self._operations, step, torch.get_num_threads())
+
     def run(self, arrays: StepArrays) -> None:
         """Carry out all operations for one step."""
         groups = (native.Group * len(arrays.groups))(

@@ -93,3 +93,10 @@ def test_what_it_refuses() -> None:
 def test_is_a_custom_operator() -> None:
     arguments = (torch.randn(2, 40), *parameters(SETTINGS[:2]))
     torch.library.opcheck(ops._sample, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_greedy_rows_alone_are_drawn_as_on_the_cpu() -> None:
+    logits = torch.randint(0, 9, (4, 200)).float()
+    logits[1, 7] = math.nan
+    drawn, on_cpu = ops.greedy(logits, backend="triton_lang"), ops.greedy(logits.cpu(), backend="cpu")
+    assert [x.tolist() for x in drawn] == [x.tolist() for x in on_cpu]
