@@ -38,12 +38,6 @@ class Ceilings:
         """Its arithmetic bound is the better of the two: any engine may compute bfloat16 weights in float32."""
         return Machine(self.read, max(self.float32, self.bfloat16))
 
-    def best_with(self, other: Ceilings) -> Ceilings:
-        """The higher of each: a ceiling can be measured too low, where something else runs, but hardly too high."""
-        return Ceilings(
-            max(self.read, other.read), max(self.float32, other.float32), max(self.bfloat16, other.bfloat16)
-        )
-
 
 def measure_ceilings() -> Ceilings:
     """In a process of its own, which leaves no threads and no memory behind; once others take little of the processor,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 
 from nereid.bench import tables
 from nereid.bench.ceilings import Ceilings
@@ -27,18 +28,31 @@ _OPEN_HEAD = (
 LEGEND = """\
 output/s: output tokens a second, from the start to the last token. decode/s: those after all requests have their first.
 prefill/s: prompt tokens a second until then. "of floor": the least time that this machine could take, by bytes and
-operations, as a share of the time taken. "nereid": how many times as fast Nereid is, the median of the ratios of single
-rounds. "same tokens": share of the output before it first differs from that of the first engine. "others": share of the
-processor that anything else took (median); a run that others began to disturb is done once more."""
+operations and by what it could do just before, as a share of the time taken. "nereid": how many times as fast Nereid
+is, the median of the ratios of single rounds. "same tokens": share of the output before it first differs from that of
+the first engine. "others": share of the processor that anything else took (median); a run that others began to disturb
+is done once more."""
 
 
-def describe_machine(where: Circumstances, ceilings: Ceilings) -> str:
-    """Lines of the machine and what it can do at most."""
-    return (
-        f"{where}\n"
-        f"ceilings: reading {ceilings.read / 1e9:.1f} GB/s; matrix products: float32 {ceilings.float32 / 1e9:.0f}, "
-        f"bfloat16 {ceilings.bfloat16 / 1e9:.0f} GFLOP/s"
-    )
+def usual_ceilings(runs: Sequence[Run]) -> Ceilings:
+    """The median of each."""
+    return Ceilings(*(statistics.median(values) for values in _ceilings(runs)))
+
+
+def _ceilings(runs: Sequence[Run]) -> list[tuple[float, ...]]:
+    """By kind, as often as they were measured."""
+    measured = {(run.round, run.workload): run.ceilings for run in runs}
+    return list(zip(*map(astuple, measured.values()), strict=True))
+
+
+def describe_machine(where: Circumstances, runs: Sequence[Run]) -> str:
+    """Lines of the machine and what it could do at most, as a median and the range of what was measured."""
+    names = ("reading", "GB/s"), ("float32 products", "GFLOP/s"), ("bfloat16 products", "GFLOP/s")
+    told = [
+        f"{name} {statistics.median(values) / 1e9:.0f} ({min(values) / 1e9:.0f} - {max(values) / 1e9:.0f}) {unit}"
+        for (name, unit), values in zip(names, _ceilings(runs), strict=True)
+    ]
+    return f"{where}\nceilings: {'; '.join(told)}"
 
 
 def describe_floors(size: ModelSize, ceilings: Ceilings, groups: Sequence[str]) -> str:
@@ -54,14 +68,12 @@ def describe_floors(size: ModelSize, ceilings: Ceilings, groups: Sequence[str]) 
     return tables.table(head, rows)
 
 
-def compare(
-    workload: Workload, contestants: Sequence[Contestant], outcome: Outcome, size: ModelSize, ceilings: Ceilings
-) -> str:
+def compare(workload: Workload, contestants: Sequence[Contestant], outcome: Outcome, size: ModelSize) -> str:
     """The table of one workload, medians over the rounds."""
     if workload.rate is not None:
         rows = [_open_row(workload, contestant, contestants, outcome) for contestant in contestants]
         return f"{_title(workload)}\n{tables.table(_OPEN_HEAD, rows)}"
-    rows = [_row(workload, contestant, contestants, outcome, size, ceilings) for contestant in contestants]
+    rows = [_row(workload, contestant, contestants, outcome, size) for contestant in contestants]
     return f"{_title(workload)}\n{tables.table(_HEAD, rows)}"
 
 
@@ -73,26 +85,20 @@ def _title(workload: Workload) -> str:
 
 
 def _row(
-    workload: Workload,
-    contestant: Contestant,
-    contestants: Sequence[Contestant],
-    outcome: Outcome,
-    size: ModelSize,
-    ceilings: Ceilings,
+    workload: Workload, contestant: Contestant, contestants: Sequence[Contestant], outcome: Outcome, size: ModelSize
 ) -> list[str]:
     runs = tables.of(outcome.runs, contestant.name, workload.name)
     ours = tables.of(outcome.runs, _ours(contestant, contestants), workload.name)
-    step_floor_s, best_prefill_rate = _best(workload, WEIGHT_BITS[contestant.group], size, ceilings)
-    step_s, prefill_rate = tables.median(runs, lambda m: m.step_s), tables.median(runs, lambda m: m.prefill_rate)
+    bits = WEIGHT_BITS[contestant.group]
     return [
         contestant.name,
         tables.number(tables.median(runs, lambda m: m.output_rate)),
         tables.number(tables.median(runs, lambda m: m.decode_rate)),
-        tables.number(step_s * 1e3),
-        tables.number(prefill_rate, 0),
+        tables.number(tables.median(runs, lambda m: m.step_s) * 1e3),
+        tables.number(tables.median(runs, lambda m: m.prefill_rate), 0),
         tables.number(tables.median(runs, lambda m: m.ttft) * 1e3, 0),
-        tables.share(step_floor_s / step_s),
-        tables.share(prefill_rate / best_prefill_rate),
+        tables.share(statistics.median(_share_of_step(workload, bits, size, run) for run in runs)),
+        tables.share(statistics.median(_share_of_prefill(workload, bits, size, run) for run in runs)),
         *(
             tables.number(_speed(ours, runs, contestant, figure), 2)
             for figure in (lambda m: m.output_rate, lambda m: m.decode_rate, lambda m: m.prefill_rate)
@@ -102,12 +108,17 @@ def _row(
     ]
 
 
-def _best(workload: Workload, bits: WeightBits, size: ModelSize, ceilings: Ceilings) -> tuple[float, float]:
-    """Least seconds of a decode step half-way through the outputs, and most prompt tokens a second."""
+def _share_of_step(workload: Workload, bits: WeightBits, size: ModelSize, run: Run) -> float:
+    """Of the time that a decode step took, half-way through the outputs, what the machine needed at least."""
     contexts = [a.num_prompt_tokens + a.num_output_tokens / 2 for a in workload.arrivals]
+    return decode_step(size, bits, contexts).floor_s(run.ceilings.machine) / run.measures.step_s
+
+
+def _share_of_prefill(workload: Workload, bits: WeightBits, size: ModelSize, run: Run) -> float:
+    """Likewise of the prompts."""
     lengths = [a.num_prompt_tokens for a in workload.arrivals]
-    first_s = prefill(size, bits, lengths).floor_s(ceilings.machine)
-    return decode_step(size, bits, contexts).floor_s(ceilings.machine), sum(lengths) / first_s
+    least_s = prefill(size, bits, lengths).floor_s(run.ceilings.machine)
+    return least_s * run.measures.prefill_rate / sum(lengths)
 
 
 def _open_row(

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from nereid.bench.ceilings import measure_ceilings
-from nereid.bench.comparison import LEGEND, compare, describe_floors, describe_machine, describe_parts
+from nereid.bench.comparison import (
+    LEGEND,
+    compare,
+    describe_floors,
+    describe_machine,
+    describe_parts,
+    usual_ceilings,
+)
 from nereid.bench.contestants import Contestant
 from nereid.bench.floors import ModelSize
 from nereid.bench.prompts import PromptSource
@@ -29,26 +35,24 @@ def measure_and_describe(
     say: Progress,
     more: More | None = None,
 ) -> str:
-    """Ceilings, floors, all rounds; what is to be printed of them, with what `more` has to say of the loaded workers.
+    """All rounds; what is to be printed of them, with what `more` has to say of the loaded workers.
 
     chosen: all of the same model. Raises NereidError and OSError.
     """
     directory = chosen[0].directory(say)
     source = PromptSource.of_project(checkout, directory)
     size = ModelSize.of(ModelConfig.load(directory))
-    say("measuring the machine's ceilings")
-    where, ceilings = circumstances(checkout), measure_ceilings()
+    where = circumstances(checkout)
     records = RecordFile(csv, where)
-    say(f"\n{describe_machine(where, ceilings)}\n")
+    say(f"\n{where}\n")
     with loaded(chosen, source, say) as workers:
         loads = ", ".join(f"{name} {worker.load_s:.1f} s" for name, worker in workers.items())
         outcome = run_rounds(workers, asked, source, num_rounds, records, say)
         last = [more(workers, source)] if more else []
-    say("measuring the machine's ceilings again")
-    ceilings = ceilings.best_with(measure_ceilings())
     groups = tuple(dict.fromkeys(contestant.group for contestant in chosen))
-    head = [describe_machine(where, ceilings), describe_floors(size, ceilings, groups), f"loading: {loads}"]
-    found = [compare(workload, chosen, outcome, size, ceilings) for workload in asked]
+    machine = describe_machine(where, outcome.runs)
+    head = [machine, describe_floors(size, usual_ceilings(outcome.runs), groups), f"loading: {loads}"]
+    found = [compare(workload, chosen, outcome, size) for workload in asked]
     return "\n\n".join(["", *head, *found, *_parts(outcome), *last, LEGEND])
 
 

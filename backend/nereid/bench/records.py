@@ -13,13 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from nereid.bench.ceilings import Ceilings
 from nereid.bench.measures import Measures
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """One workload done once. round: from 1 on.  versions: of the engine and what it stands on.  taken: share of all
-    cores that others took meanwhile, from 0 to 1."""
+    cores that others took meanwhile, from 0 to 1.  ceilings: what the machine could do just before this workload's runs
+    in this round, since other machines on the same processor change that from one minute to the next."""
 
     round: int
     engine: str
@@ -27,6 +29,7 @@ class Run:
     measures: Measures
     versions: str
     taken: float
+    ceilings: Ceilings
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class RecordFile:
         self._shared = asdict(where)
         if path is not None:
             own = ["round", "engine", "workload", "taken", *(f.name for f in fields(Measures)), "versions"]
-            self._columns = [*own, *self._shared]
+            self._columns = [*own, *(f"ceiling_{f.name}" for f in fields(Ceilings)), *self._shared]
             with path.open("w", encoding="utf-8", newline="") as file:
                 csv.DictWriter(file, self._columns).writeheader()
 
@@ -85,4 +88,5 @@ class RecordFile:
         }
         own = {"round": run.round, "engine": run.engine, "workload": run.workload, "versions": run.versions}
         own["taken"] = f"{run.taken:.3f}"
-        return {**own, **measured, **self._shared}
+        ceilings = {f"ceiling_{name}": f"{value:.4g}" for name, value in asdict(run.ceilings).items()}
+        return {**own, **measured, **ceilings, **self._shared}

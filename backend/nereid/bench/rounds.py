@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from nereid.bench.ceilings import Ceilings, measure_ceilings
 from nereid.bench.contestants import Contestant
 from nereid.bench.measures import agreement, measure
 from nereid.bench.prompts import PromptSource
@@ -51,16 +52,18 @@ def run_rounds(
     records: RecordFile,
     say: Progress,
 ) -> Outcome:
-    """`num_rounds` times: for each workload, each engine in turn. Raises NereidError where an engine fails."""
+    """`num_rounds` times: for each workload, what the machine can do, and each engine in turn. Raises NereidError where
+    an engine fails."""
     runs: list[Run] = []
     agreements: dict[tuple[str, str], float] = {}
     parts: dict[str, Mapping[str, float]] = {}
     for number in range(1, num_rounds + 1):
         for workload in workloads:
             replies: dict[str, Reply] = {}
+            ceilings = measure_ceilings()
             for name, worker in workers.items():
                 replies[name] = _ask_quietly(worker, workload, source)
-                runs.append(_run(number, name, workload, replies[name], worker))
+                runs.append(_run(number, name, workload, replies[name], worker, ceilings))
                 records.add(runs[-1])
                 say(_line(runs[-1]))
             first = next(iter(replies.values()))
@@ -81,9 +84,9 @@ def _ask_quietly(worker: Worker, workload: Workload, source: PromptSource) -> Re
     return min(first, worker.ask(workload, prompts), key=lambda reply: reply.taken)
 
 
-def _run(number: int, name: str, workload: Workload, reply: Reply, worker: Worker) -> Run:
+def _run(number: int, name: str, workload: Workload, reply: Reply, worker: Worker, ceilings: Ceilings) -> Run:
     versions = " ".join(f"{package}=={version}" for package, version in worker.versions.items())
-    return Run(number, name, workload.name, measure(workload, reply.answers), versions, reply.taken)
+    return Run(number, name, workload.name, measure(workload, reply.answers), versions, reply.taken, ceilings)
 
 
 def _line(run: Run) -> str:
