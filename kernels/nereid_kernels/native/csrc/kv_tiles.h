@@ -9,7 +9,8 @@
 namespace nereid {
 
 // Has a tile's rows fetched, some at each step of a product. A block lies on pages of its own, up to which the
-// processor does not look ahead by itself; and all at once would wait for the memory.
+// processor does not look ahead by itself; and all at once would wait for the memory. Into the second cache: with the
+// tile that is multiplied, they are more than the nearest one holds.
 struct FetchRows {
   static constexpr int64_t UNSEEN = -1;
 
@@ -17,14 +18,14 @@ struct FetchRows {
   const int64_t* slots = nullptr;  // elements from data on
   int64_t size = 0, row_bytes = 0, per_step = 0;
 
+  // NOTE: of a slot that nobody sees, what lies before `data` is asked for: that costs less than to ask which are.
   void line(int64_t slot, int64_t byte) const {
-    if (slots[slot] != UNSEEN && byte < row_bytes) fetch_line(data + slots[slot] * size + byte);
+    if (byte < row_bytes) fetch_line_to_second(data + slots[slot] * size + byte);
   }
 
   void operator()(int64_t step) const {
     for (int64_t slot = step * per_step; slot < std::min<int64_t>((step + 1) * per_step, TILE); slot++)
-      for (int64_t byte = 0; slots[slot] != UNSEEN && byte < row_bytes; byte += 64)
-        fetch_line(data + slots[slot] * size + byte);
+      for (int64_t byte = 0; byte < row_bytes; byte += 64) line(slot, byte);
   }
 };
 

@@ -42,22 +42,24 @@ class Attention {
       : a_(a), step_(step), group_(a.heads / a.cache.kv_heads), head_dim_(a.cache.head_dim), tiles_(a.cache),
         products_(a.cache) {}
 
-  // `parts`: where the chunk's part goes of a piece that has one; else the output is written.
-  void run(const AttentionPiece& piece, float* parts) {
+  // `parts`: where the chunk's part goes of a piece that has one; else the output is written.  ahead: the piece that
+  // this thread is likely to come to next, or null: what it reads first is fetched while the last of this one's keys are
+  // multiplied.
+  void run(const AttentionPiece& piece, float* parts, const AttentionPiece* ahead) {
     begin(piece);
     const Number* query = gather_query();
     Partial all = partial_at(rooms_.all.of(partial_size(rows_, head_dim_)), rows_);
     Partial one = partial_at(parts ? parts : rooms_.one.of(partial_size(rows_, head_dim_)), rows_);
     if (parts) {
       clear(one);
-      add_chunk(query, piece.chunk, one);
+      add_chunk(query, piece.chunk, one, ahead);
       return;
     }
     begin_with_sinks(all);
     for (int64_t chunk = 0; chunk * CHUNK <= sight_.last; chunk++) {
       if (!sight_.any(chunk * CHUNK, CHUNK)) continue;
       clear(one);
-      add_chunk(query, chunk, one);
+      add_chunk(query, chunk, one, (chunk + 1) * CHUNK > sight_.last ? ahead : nullptr);
       merge(all, one);
     }
     write(all);
@@ -78,11 +80,13 @@ class Attention {
     piece_ = piece;
     rows_ = piece.num_queries * group_;
     first_token_ = step_.cu_query_lens[piece.sequence] + piece.first_query;
+    sight_ = sight_of(piece);
+  }
+
+  Sight sight_of(const AttentionPiece& piece) const {
     int64_t query_len = step_.cu_query_lens[piece.sequence + 1] - step_.cu_query_lens[piece.sequence];
     int64_t first = step_.seq_lens[piece.sequence] - query_len + piece.first_query;
-    sight_ = {first, first + piece.num_queries - 1, a_.window, a_.num_sink_tokens};
-    const Group& group = step_.groups[a_.cache.group];
-    table_ = group.block_tables + piece.sequence * group.max_blocks;
+    return {first, first + piece.num_queries - 1, a_.window, a_.num_sink_tokens};
   }
 
   int64_t head_of(int64_t row) const { return piece_.kv_head * group_ + row % group_; }
@@ -136,26 +140,34 @@ class Attention {
     return to;
   }
 
-  void add_chunk(const Number* query, int64_t chunk, Partial part) {
+  void add_chunk(const Number* query, int64_t chunk, Partial part, const AttentionPiece* ahead) {
     masses_ = std::fill_n(rooms_.masses.of(rows_ * LANES), rows_ * LANES, 0.0f) - rows_ * LANES;
     int64_t end = std::min((chunk + 1) * CHUNK, sight_.last + 1);
-    int64_t first = next_tile(chunk * CHUNK, end);
-    find(first, end);
+    int64_t first = next_tile(chunk * CHUNK, end, sight_);
+    find(piece_, first, end, sight_);
     tiles_.fetch_all();
     while (first < end) {
       tiles_.turn_to_found();
-      int64_t next = next_tile(first + TILE, end);
-      find(next, end);
+      int64_t next = next_tile(first + TILE, end, sight_);
+      next < end || !ahead ? find(piece_, next, end, sight_) : find_start(*ahead);
       add_tile(query, first, part);
       first = next;
     }
     for (int64_t r = 0; r < rows_; r++) part.mass[r] = sum_of(load(masses_ + r * LANES));
   }
 
-  void find(int64_t first, int64_t end) { tiles_.find(table_, piece_.kv_head, first, end, sight_); }
+  void find(const AttentionPiece& piece, int64_t first, int64_t end, const Sight& sight) {
+    const Group& group = step_.groups[a_.cache.group];
+    tiles_.find(group.block_tables + piece.sequence * group.max_blocks, piece.kv_head, first, end, sight);
+  }
 
-  int64_t next_tile(int64_t first, int64_t end) const {
-    while (first < end && !sight_.any(first, TILE)) first += TILE;
+  void find_start(const AttentionPiece& piece) {
+    Sight sight = sight_of(piece);
+    find(piece, next_tile(std::max<int64_t>(piece.chunk, 0) * CHUNK, sight.last + 1, sight), sight.last + 1, sight);
+  }
+
+  static int64_t next_tile(int64_t first, int64_t end, const Sight& sight) {
+    while (first < end && !sight.any(first, TILE)) first += TILE;
     return first;
   }
 
@@ -250,7 +262,6 @@ class Attention {
   AttentionPiece piece_{};
   Sight sight_{};
   int64_t rows_ = 0, first_token_ = 0;
-  const int32_t* table_ = nullptr;
   float* masses_ = nullptr;  // of a chunk: [rows][LANES], which are added up at its end
   // Kept from call to call, by thread: nothing is allocated in a step once they are large enough.
   struct Rooms {
@@ -268,7 +279,8 @@ template <class Products>
 void run(const PagedAttentionArguments& a, const Step& step, const Team& team) {
   Pieces pieces(a.heads, a.cache.kv_heads, step);
   Attention<Products> attention(a, step);
-  AttentionPiece piece;
+  Pieces pieces_ahead = pieces;
+  AttentionPiece piece, ahead;
   int64_t head_dim = a.cache.head_dim, kv_heads = a.cache.kv_heads;
   auto parts_of = [&](int64_t s, int64_t kv_head) {
     int64_t size = partial_size(pieces.query_len(s) * pieces.group(), head_dim);
@@ -279,7 +291,8 @@ void run(const PagedAttentionArguments& a, const Step& step, const Team& team) {
     if (piece.chunk >= 0)
       parts = parts_of(piece.sequence, piece.kv_head) +
               piece.chunk * partial_size(piece.num_queries * pieces.group(), head_dim);
-    attention.run(piece, parts);
+    bool more = pieces_ahead.find(number + team.count, ahead);
+    attention.run(piece, parts, more ? &ahead : nullptr);
   }
   bool any_split = false;
   for (int64_t s = 0; s < step.num_sequences; s++) any_split |= pieces.is_split(s);
