@@ -25,6 +25,9 @@ TOLERANCES = MappingProxyType(
         "attention_float32": 2e-5,
         # Logits of a whole model in float32 against transformers, relative to the largest.
         "logits_float32": 1e-4,
+        # Logits of weights of 8 or 4 bits, where products' rows are rounded to 16 bits, against those of the same
+        # weights in float32, relative to the largest.
+        "rows_in_16_bits": 5e-4,
         # Logprobs in float32 against a log-softmax of transformers' or of float64, absolute.
         "logprobs_float32": 1e-4,
     }

@@ -23,8 +23,11 @@ UNKNOWN_PARAMETERS = ("refuse", "warn")
 _GIB = 1 << 30
 
 
-def _number(default: float | None, low: float, high: float, *, optional: bool = False, fractional: bool = False) -> Any:
-    return field(default=default, metadata={"low": low, "high": high, "optional": optional, "fractional": fractional})
+def _number(
+    default: float | None, low: float, high: float, *, optional: bool = False, fractional: bool = False, step: int = 1
+) -> Any:
+    rule = {"low": low, "high": high, "optional": optional, "fractional": fractional, "step": step}
+    return field(default=default, metadata=rule)
 
 
 def _flag(default: bool) -> Any:
@@ -57,7 +60,7 @@ class EngineConfig:
         to differ from the model's own code. 0: off; refused for a model without windows.
     quantization: of the products' weights, made once and kept in the cache folder; with the native library only. `none`
         keeps them as they are; `int4` keeps those that make logits in 8 bits.  quantization_group_size: inputs that
-        share a scale; null: 128 of 8 bits, 32 of 4.
+        share a scale, a multiple of 8; null: 128 of 8 bits, 32 of 4.
     num_threads: threads of one CPU operation; null takes torch's default.
     block_size: tokens a KV block.
     num_blocks, kv_cache_bytes, gpu_memory_utilization: size of the pool of KV blocks, by the first of them that is
@@ -95,7 +98,7 @@ class EngineConfig:
     deterministic: bool = _flag(False)
     attention_sink_tokens: int = _number(0, 0, 1 << 20)
     quantization: str = _choice("none", QUANTIZATIONS)
-    quantization_group_size: int | None = _number(None, 2, 1 << 16, optional=True)
+    quantization_group_size: int | None = _number(None, 8, 1 << 16, optional=True, step=8)
     num_threads: int | None = _number(None, 1, 1024, optional=True)
     block_size: int = _number(16, 1, 256)
     kv_cache_bytes: int | None = _number(None, 1, 1 << 50, optional=True)
@@ -191,6 +194,8 @@ def _check_number(name: str, value: object, rule: Mapping[str, Any]) -> None:
     fractional = rule["fractional"]
     kind = "a number" if fractional else "a whole number"
     wanted = (int, float) if fractional else (int,)
-    if isinstance(value, bool) or not isinstance(value, wanted) or not rule["low"] <= value <= rule["high"]:
-        allowed = f"{kind} from {rule['low']} to {rule['high']}{' or null' if rule['optional'] else ''}"
+    number = isinstance(value, wanted) and not isinstance(value, bool)
+    if not number or not rule["low"] <= value <= rule["high"] or (not fractional and value % rule["step"]):
+        steps = f" in steps of {rule['step']}" if rule["step"] > 1 else ""
+        allowed = f"{kind} from {rule['low']} to {rule['high']}{steps}{' or null' if rule['optional'] else ''}"
         raise ConfigError(f"{name}: got {shorten(value)}; allowed: {allowed}")

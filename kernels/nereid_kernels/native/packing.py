@@ -1,7 +1,7 @@
 """Weights in the order in which the native products read them: tile after tile, each in one piece.
 
-A tile is `tile` output features: [in][tile] float32, or [in / 2][tile][2] bfloat16, or codes of 8 or 4 bits; the last
-one is filled up with zeros. What is gated has, in each tile, half of it gates and half what they gate.
+A tile is `tile` output features: [in][tile] float32, or [in / 2][tile][2] bfloat16, or words of codes of 8 or 4 bits;
+the last one is filled up with zeros. What is gated has, in each tile, half of it gates and half what they gate.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from torch.nn import functional
 from nereid_kernels.formats import pack_scales
 from nereid_kernels.native.quantising import quantise
 
-REVISION = 2
+REVISION = 3
 """Raise it when other bits come of the same quantised weights, or in another order: stored ones are then void."""
+
+_UNIT = 8  # inputs that codes are filled up to
 
 Place = Callable[[Tensor], Tensor]
 """Makes a contiguous copy where packed weights are to lie."""
@@ -37,9 +39,9 @@ class PackedWeight:
 class QuantisedWeight:
     """A scale for each output feature and `group` inputs; the last group may be smaller.
 
-    codes: [tiles, in, tile] int8 of 8 bits, or [tiles, in / 2, tile] uint8 of 4, the even input in the lower half and 8
-    standing for 0.  scales: [tiles, groups, tile]: float32 of 8 bits; of 4, int32 with a scale's bfloat16 in the upper
-    half and an offset's in the lower.
+    codes: [tiles, in / 4 or 8, tile] int32 of 8 or 4 bits, `in` filled up to a multiple of 8: four or eight inputs a
+    word, of inputs 2k and 2k + 1 the fields k of its two halves; 128 or 8 stands for 0.  scales: [tiles, groups, tile]:
+    float32 of 8 bits; of 4, int32 with a scale's bfloat16 in the upper half and an offset's in the lower.
     """
 
     codes: Tensor
@@ -65,7 +67,7 @@ def pack_gated(gate: Tensor, up: Tensor, tile: int, place: Place = Tensor.contig
 def pack_quantised(
     weight: Tensor, tile: int, bits: int, group: int, place: Place = Tensor.contiguous
 ) -> QuantisedWeight:
-    """weight: [out, in] of a float dtype, with an even `in`.  bits: 8 or 4.  group: even."""
+    """weight: [out, in] of a float dtype.  bits: 8 or 4.  group: a multiple of 8."""
     codes, scales = map(place, _quantised_tiles(_filled(weight, tile), tile, bits, group))
     return QuantisedWeight(codes, scales, bits, group, *weight.shape)
 
@@ -97,16 +99,21 @@ def _tiles(weight: Tensor, tile: int) -> Tensor:
 
 
 def _quantised_tiles(weight: Tensor, tile: int, bits: int, group: int) -> tuple[Tensor, Tensor]:
-    if weight.shape[1] % 2 or group % 2:
-        got = f"{weight.shape[1]} input features in groups of {group}"
-        raise ValueError(f"weight: got {got}; allowed: even numbers")
+    if group % _UNIT:
+        raise ValueError(f"group: got {group}; allowed: a multiple of {_UNIT}")
     quantised = quantise(weight, bits, group)
-    codes, scales = quantised.codes, quantised.scales
+    scales = quantised.scales
     if quantised.offsets is not None:
         scales = pack_scales(scales, quantised.offsets)
     scales = scales.view(-1, tile, scales.shape[1]).transpose(1, 2)
-    codes = codes.view(-1, tile, codes.shape[1]).transpose(1, 2)  # [tiles, in, tile]
-    if bits == 4:
-        codes = (codes + 8).to(torch.uint8)
-        codes = codes[:, 0::2] | codes[:, 1::2] << 4
-    return codes, scales
+    return _packed_codes(quantised.codes, tile, bits), scales
+
+
+def _packed_codes(codes: Tensor, tile: int, bits: int) -> Tensor:
+    """codes: [out, in] int8."""
+    per_word = 32 // bits
+    filled = functional.pad(codes, (0, -codes.shape[1] % _UNIT)).to(torch.int32) + (1 << (bits - 1))
+    pairs = filled.view(-1, tile, filled.shape[1] // per_word, per_word // 2, 2)  # [tiles, tile, words, field, half]
+    words = pairs[..., 0] | pairs[..., 1] << 16
+    places = torch.arange(per_word // 2, dtype=torch.int32) * bits
+    return (words << places).sum(dim=3, dtype=torch.int32).transpose(1, 2)

@@ -13,27 +13,74 @@ from tests.kernels.bounds import assert_as_good_as_plain
 from tests.kernels.native.programs import DTYPES, ROWS, arrays, filled
 
 
+def rounded(x: torch.Tensor, group: int) -> torch.Tensor:
+    """x [rows, in] as it is multiplied: in 16 bits with a scale for at most 128 inputs of a group; float64."""
+    pieces = [piece for part in torch.split(x.float(), group, dim=1) for piece in torch.split(part, 128, dim=1)]
+    made = []
+    for piece in pieces:
+        largest = piece.abs().amax(dim=1, keepdim=True)
+        factor = torch.where(largest > 0, torch.full_like(largest, 32767) / largest, 0)  # 1 / x is another number
+        made.append((piece * factor).round().double() * (largest / 32767))
+    return torch.cat(made, dim=1)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("bits", "group"), [(8, 576), (8, 32), (4, 32), (4, 128)])
-@pytest.mark.parametrize(("out_features", "in_features"), [(1, 2), (65, 576), (200, 130)])
+@pytest.mark.parametrize(("bits", "group"), [(8, 576), (8, 32), (8, 200), (4, 32), (4, 128), (4, 8)])
+@pytest.mark.parametrize(("out_features", "in_features"), [(1, 1), (65, 576), (200, 130)])
 def test_quantised_products_equal_the_definition(
     library: Library, dtype: torch.dtype, out_features: int, in_features: int, bits: int, group: int
 ) -> None:
     weight = torch.randn(out_features, in_features)
     dequantised = quantise(weight, bits, group).numbers()
-    if library.variant == "amx" and dtype == torch.bfloat16 and in_features % 32 == 0:
-        dequantised = dequantised.bfloat16().to(dequantised.dtype)  # they meet their scales before they are multiplied
     packed = pack_quantised(weight, library.tile, bits, group)
     for rows in ROWS:
         x = torch.randn(rows, in_features).to(dtype)
+        x[rows // 2, in_features // 2 :] = 0  # pieces of zeros
         program = Program(library, dtype, rows, 1)
         narrow = program.matmul(filled(program, x), packed)
         wide = program.matmul(filled(program, x), packed, wide=True)
         program.run(arrays(rows))
-        exact = x.double() @ dequantised.T
-        assert_as_good_as_plain(narrow.memory, exact, (x.float() @ dequantised.float().T).to(dtype))
-        slack = 1e-6 * exact.abs().max().float()
-        assert_as_good_as_plain(wide.memory, exact, x.float() @ dequantised.float().T + slack)
+        whole = rounded(x, group)
+        exact = whole @ dequantised.T
+        plain = whole.float() @ dequantised.float().T
+        assert_as_good_as_plain(narrow.memory, exact, plain.to(dtype))
+        assert_as_good_as_plain(wide.memory, exact, plain + 1e-6 * exact.abs().max().float())
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_number_that_is_not_finite_spoils_its_own_row_alone(library: Library, bits: int, value: float) -> None:
+    packed = pack_quantised(torch.randn(70, 200), library.tile, bits, 32)
+    for rows in (2, 12):
+        x = torch.randn(rows, 200)
+        program = Program(library, torch.float32, rows, 1)
+        given, clean = filled(program, x), filled(program, x)
+        given.memory[1, 150] = value
+        y, whole = program.matmul(given, packed), program.matmul(clean, packed)
+        program.run(arrays(rows))
+        others = [row for row in range(rows) if row != 1]
+        assert y.memory[1].isnan().all() and torch.equal(y.memory[others], whole.memory[others])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("bits", "group"), [(8, 128), (4, 32)])
+def test_a_rows_bits_depend_on_no_other_row(library: Library, dtype: torch.dtype, bits: int, group: int) -> None:
+    packed = pack_quantised(torch.randn(200, 576), library.tile, bits, group)
+    x = torch.randn(300, 576).to(dtype)
+    program = Program(library, dtype, 300, 1)
+    all_rows = filled(program, x)
+    y = program.matmul(all_rows, packed)
+    program.run(arrays(300))
+    together = y.memory.clone()
+    for first, count in ((0, 1), (1, 2), (5, 6), (11, 7), (30, 50), (299, 1)):
+        all_rows.memory[:count] = x[first : first + count]
+        program.run(arrays(count))
+        assert torch.equal(y.memory[:count], together[first : first + count])
+
+
+def test_groups_that_do_not_hold_whole_units_are_refused() -> None:
+    with pytest.raises(ValueError, match="group: got 12; allowed: a multiple of 8"):
+        pack_quantised(torch.randn(4, 24), 64, 8, 12)
 
 
 @pytest.mark.parametrize("bits", [8, 4])

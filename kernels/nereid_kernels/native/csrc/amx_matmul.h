@@ -1,11 +1,6 @@
 // y = x times weight transposed for rows of bfloat16, in tile registers: what tiled_matmul.h does by vectors.
 //
-// All weights are multiplied as bfloat16, quantised ones after they have met their scales: columns become such numbers
-// once for many rows, and some inputs at a time, in the nearest cache, for few.
-//
-// A weight has, besides what tiled_matmul.h names:
-//   IN_PLACE                                     whether it is bfloat16 as it lies in memory
-//   bfloat16s<V>(columns, first, inputs, room)   those inputs of V registers as such: [inputs / 2][TILE][2]
+// A weight is bfloat16 as it lies in memory; for the rest see tiled_matmul.h.
 #pragma once
 
 #include "amx.h"
@@ -25,19 +20,9 @@ struct FetchFurther {
   }
 };
 
-// Calls multiply(some inputs' columns, first, how many, fetch) for all inputs.
-template <class Fetch, int V, class Weight, class F>
-inline void for_strips(const Weight& weight, Columns<V> columns, F multiply) {
-  static thread_local Room<bf16> room;
-  constexpr int64_t STRIP = 4 * INPUTS;
-  if constexpr (Weight::IN_PLACE) {
-    const bf16* tile = weight.bfloat16s(columns, 0, weight.in(), room);
-    return multiply(tile, 0, weight.in(), Fetch{reinterpret_cast<const char*>(tile)});
-  }
-  for (int64_t first = 0; first < weight.in(); first += STRIP) {
-    int64_t inputs = std::min(STRIP, weight.in() - first);
-    multiply(weight.bfloat16s(columns, first, inputs, room), first, inputs, [](int64_t) {});
-  }
+template <int V, class Weight>
+inline const bf16* tile_of(const Weight& weight, Columns<V> columns) {
+  return reinterpret_cast<const bf16*>(weight.at(columns.tile, columns.vector, 0));
 }
 
 // At most FEW_ROWS rows.
@@ -46,10 +31,10 @@ void multiply_by_vectors(const Weight& weight, Columns<V> columns, const Block<b
   with_few(block.count, [&](auto count) {
     constexpr int R = count;
     Floats sums[R][V]{};
-    for_strips<nereid::FetchFurther<V>>(weight, columns, [&](const bf16* tile, int64_t first, int64_t inputs, auto fetch) {
-      auto pair_at = [&](int64_t pair, int v) { return split(load_as<Bits>(tile + 2 * (pair * TILE + v * LANES))); };
-      add_by_vectors(pair_at, block.x + first, block.stride, inputs, fetch, sums);
-    });
+    const bf16* tile = tile_of(weight, columns);
+    auto pair_at = [&](int64_t pair, int v) { return split(load_as<Bits>(tile + 2 * (pair * TILE + v * LANES))); };
+    nereid::FetchFurther<V> fetch{reinterpret_cast<const char*>(tile)};
+    add_by_vectors(pair_at, block.x, block.stride, weight.in(), fetch, sums);
     for (int r = 0; r < R; r++) finish<Y, V>(output, sums[r], columns.tile, columns.vector, block.first + r);
   });
 }
@@ -59,10 +44,10 @@ template <class Y, class Weight, int V>
 void multiply_few(
     const Weight& weight, Columns<V> columns, const Block<bf16>& block, const Output& output, TileRegisters& registers) {
   Floats sums[HEIGHT][V];
-  for_strips<FetchFurther<V>>(weight, columns, [&](const bf16* tile, int64_t first, int64_t inputs, auto fetch) {
-    Rows rows{block.x + first, block.stride, block.count, reinterpret_cast<float*>(sums), V * LANES};
-    registers.multiply<false>(rows, tile, V, inputs, first > 0, fetch);
-  });
+  const bf16* tile = tile_of(weight, columns);
+  Rows rows{block.x, block.stride, block.count, reinterpret_cast<float*>(sums), V * LANES};
+  FetchFurther<V> fetch{reinterpret_cast<const char*>(tile)};
+  registers.multiply<false>(rows, tile, V, weight.in(), false, fetch);
   for (int64_t row = 0; row < block.count; row++)
     finish<Y, V>(output, sums[row], columns.tile, columns.vector, block.first + row);
 }
@@ -71,9 +56,8 @@ void multiply_few(
 template <class Y, class Weight, int V>
 void multiply_many(
     const Weight& weight, Columns<V> columns, const Block<bf16>& block, const Output& output, TileRegisters& registers) {
-  static thread_local Room<bf16> room;
   Floats sums[MOST_ROWS][V];
-  const bf16* tile = weight.bfloat16s(columns, 0, weight.in(), room);
+  const bf16* tile = tile_of(weight, columns);
   int64_t num_steps = (block.count + MOST_ROWS - 1) / MOST_ROWS * V * (weight.in() / INPUTS);
   int64_t lines = weight.bytes(weight.in()) / 64, lines_a_step = (lines + num_steps - 1) / num_steps;
   const char* ahead = weight.at(columns.tile + 1, 0, 0);
@@ -102,11 +86,11 @@ void multiply_block(
 }
 
 // x: [rows, x_stride].  weight.in(): a multiple of INPUTS. Of many rows, threads take a tile's columns and UNIT rows, so
-// that none waits for a slower one; quantised columns are worth their conversion for more rows.
+// that none waits for a slower one.
 template <class Y, class Weight>
 void multiply_all(
     const Weight& weight, const bf16* x, int64_t x_stride, int64_t rows, const Output& output, const Team& team) {
-  constexpr int64_t MANY = 8 * MOST_ROWS, UNIT = Weight::IN_PLACE ? 4 * MOST_ROWS : 16 * MOST_ROWS;
+  constexpr int64_t MANY = 8 * MOST_ROWS, UNIT = 4 * MOST_ROWS;
   TileRegisters registers;
   FlushToZero flush;
   if (rows < MANY) return multiply_block<Y>(weight, {x, x_stride, 0, rows}, output, team, registers);

@@ -20,18 +20,14 @@ template <class T>
 class PlainWeight {
  public:
   using X = T;
-  static constexpr bool SCALED = false, HAS_OFFSETS = false, IN_PLACE = true;
 
   explicit PlainWeight(const MatmulArguments& a) : data_(static_cast<const char*>(a.weight)), in_(a.in) {}
 
   int64_t in() const { return in_; }
-  int64_t group() const { return in_; }
   static int64_t bytes(int64_t inputs) { return inputs * TILE * int64_t(sizeof(T)); }
   const char* at(int64_t tile, int64_t vector, int64_t first) const {
     return data_ + bytes(tile * in_ + first) + vector * int64_t(sizeof(Floats));  // an input, or a pair of them
   }
-  const float* scales(int64_t, int64_t) const { return nullptr; }
-  static Floats added(Floats sum, Floats part, const float*, int, float) { return sum + part; }
 
   template <int R, int V>
   static void multiply(const char* from, const Operand<T>* x, int64_t x_stride, int64_t inputs, Floats (&part)[R][V]) {
@@ -45,11 +41,6 @@ class PlainWeight {
     const T* tile = reinterpret_cast<const T*>(from);
     if constexpr (std::is_same_v<T, Operand<T>>) return tile;
     else return widened<V>(tile, inputs, room.of(inputs * TILE));
-  }
-
-  template <int V>
-  const bf16* bfloat16s(Columns<V> columns, int64_t first, int64_t, Room<bf16>&) const {
-    return reinterpret_cast<const bf16*>(at(columns.tile, columns.vector, first));
   }
 
  private:

@@ -1,17 +1,24 @@
 // y = x times weight transposed, for weights of 8 or 4 bits with a scale for each output feature and group of inputs.
 //
-// Codes are whole numbers, which float32 and bfloat16 hold exactly: products and sums of a piece of a group are made
-// with the codes, and the sum is scaled. An offset, which is added to all weights of a group, meets the sum of x there.
-#include "amx_matmul.h"
+// x becomes whole numbers of 16 bits, with a scale for each row and piece of inputs: at most PIECE of them, within a
+// group. That is finer than bfloat16 but for what is far smaller than its piece's largest number. Sums of a piece's
+// products are then exact in any order; they are scaled, and added piece after piece. So a row's bits depend on no other
+// row, nor on how many there are.
+//
+// Codes stand for numbers from 0 on, and ZERO for 0 itself: with whole numbers q of x, sum((code - ZERO) * q) is
+// sum(code * q) - ZERO * sum(q), whose second part the sum begins with.
+#include "columns.h"
+#include "room.h"
 
 namespace nereid {
 
-// x: [rows, x_stride] of dtype.  codes: INT8: [tiles, in, TILE]; INT4: [tiles, in / 2, TILE], the even input in the
-// lower half of a byte, 8 stands for 0.  scales: [tiles, groups, TILE]: float32, or of INT4 a scale's bfloat16 in the
-// upper half of 4 bytes, and an offset's in the lower; the last group may be smaller.
+// x: [rows, x_stride] of dtype.  codes: [tiles, in / 4 or 8, TILE] of INT8 or INT4, `in` filled up to a multiple of 8: see
+// Codes.  scales: [tiles, groups, TILE]: float32, or of INT4 a scale's bfloat16 in the upper half of 4 bytes, and an
+// offset's in the lower, which is added to all weights of the group; the last group may be smaller.  group: a multiple
+// of 8.
 struct QuantisedMatmulArguments {
   const void* x;
-  const uint8_t* codes;
+  const uint32_t* codes;
   const float* scales;
   Output output;
   int64_t x_stride, in, group;
@@ -21,184 +28,254 @@ struct QuantisedMatmulArguments {
 
 namespace {
 
-struct Int8 {
+constexpr int64_t PIECE = 128;  // inputs: sums of their products stay below 2^31
+constexpr int64_t UNIT = 8;     // inputs that codes are filled up to
+
+// Codes in words of 4 bytes, one for each column: of inputs 2k and 2k + 1 the fields k of both halves.
+template <int BITS>
+struct Codes {
+  static constexpr int64_t INPUTS = 32 / BITS;  // of a word
+  static constexpr int ZERO = 1 << (BITS - 1);
+
+  // Fields k as pairs of whole numbers of 16 bits.
+  static Bits pairs(Bits words, int k) { return (words >> (BITS * k)) & (BITS == 8 ? 0x00ff00ffu : 0x000f000fu); }
+};
+
+// What a group's codes are multiplied with, and what is added to its weights, for LANES columns.
+struct Scales {
+  Floats scale, offset;
+};
+
+struct Int8 : Codes<8> {
   static constexpr bool HAS_OFFSETS = false;
-  static int64_t bytes(int64_t inputs) { return inputs * TILE; }
-
-  // Of inputs 2 * pair and 2 * pair + 1.
-  static Pair numbers(const char* codes, int64_t pair, int v) {
-    const char* at = codes + 2 * pair * TILE + v * LANES;
-    return {to_floats(at), to_floats(at + TILE)};
-  }
-
-  static Floats added(Floats sum, Floats part, const float* scales, float) { return sum + part * load(scales); }
-  static Pair scaled(Pair numbers, Floats scales) { return {numbers.even * scales, numbers.odd * scales}; }
-
- private:
-  static Floats to_floats(const char* from) { return __builtin_convertvector(widen(load_as<Bytes>(from)), Floats); }
+  static Scales scales(const float* from) { return {load(from), Floats{}}; }
 };
 
-struct Int4 {
+struct Int4 : Codes<4> {
   static constexpr bool HAS_OFFSETS = true;
-  static int64_t bytes(int64_t inputs) { return inputs * TILE / 2; }
-
-  static Pair numbers(const char* codes, int64_t pair, int v) {
-    Ints both = widen(load_as<UBytes>(codes + pair * TILE + v * LANES));
-    return {to_floats(both), to_floats(both >> 4)};
-  }
-
-  static Floats added(Floats sum, Floats part, const float* scales, float x_sum) {
-    Bits both = load_as<Bits>(scales);
-    return sum + part * (Floats)(both & 0xffff0000u) + x_sum * (Floats)(both << 16);
-  }
-  static Pair scaled(Pair numbers, Floats scales) {
-    Floats scale = (Floats)((Bits)scales & 0xffff0000u), offset = (Floats)((Bits)scales << 16);
-    return {numbers.even * scale + offset, numbers.odd * scale + offset};
-  }
-
- private:
-  // Of the lowest four bits.
-  static Floats to_floats(Ints code) {
-#if defined(__AVX512F__)
-    const Floats numbers = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
-    return __builtin_shuffle(numbers, code);
-#else
-    return __builtin_convertvector((code & 15) - 8, Floats);
-#endif
+  static Scales scales(const float* from) {
+    Bits both = load_as<Bits>(from);
+    return {(Floats)(both & 0xffff0000u), (Floats)(both << 16)};
   }
 };
 
-// As a pair of bfloat16 in each lane: whole numbers of up to 8 bits lose nothing.
-inline Bits to_pairs(Pair numbers) { return ((Bits)numbers.even >> 16) | ((Bits)numbers.odd & 0xffff0000u); }
+struct Piece {
+  int64_t number, first, inputs, group;
+};
 
-// The same of any numbers, rounded.
-inline Bits to_rounded_pairs(Pair numbers) {
-#if defined(__AVX512BF16__)
-  typedef uint16_t Places __attribute__((vector_size(64)));
-  const Places order = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                        8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-  __m512bh halves = _mm512_cvtne2ps_pbh((__m512)numbers.odd, (__m512)numbers.even);
-  return (Bits)_mm512_permutexvar_epi16((__m512i)order, (__m512i)halves);
-#else
-  return widen(to_halves(numbers.even)) | widen(to_halves(numbers.odd)) << 16;
-#endif
-}
+// Rows of x as whole numbers.  first: the row of y that the first of them makes.  x: [rows][stride].  The others:
+// [rows][pieces]: scales; the sums of the numbers, and those times the scale.
+struct RoundedRows {
+  int64_t first, count, stride, num_pieces;
+  int16_t* x;
+  float* scales;
+  int32_t* sums;
+  float* scaled_sums;
+};
 
-// Two inputs of V registers with R rows.
-template <int R, int V>
-inline void add_products(const Pair (&w)[V], const float* x, int64_t x_stride, Floats (&part)[R][V]) {
-  for (int v = 0; v < V; v++)
-    for (int r = 0; r < R; r++) {
-      part[r][v] += w[v].even * x[r * x_stride];
-      part[r][v] += w[v].odd * x[r * x_stride + 1];
-    }
-}
-
-template <int R, int V>
-inline void add_products(const Pair (&w)[V], const bf16* x, int64_t x_stride, Floats (&part)[R][V]) {
-  for (int r = 0; r < R; r++) {
-    uint32_t both;
-    std::memcpy(&both, x + r * x_stride, 4);
-    for (int v = 0; v < V; v++) part[r][v] = add_pair_products(part[r][v], to_pairs(w[v]), both);
-  }
-}
-
-// A pair of inputs in the order of matmul's tiles: at its place among V registers of each.
-inline void store_pair(float* to, int v, Pair numbers) {
-  store(to + v * LANES, numbers.even);
-  store(to + TILE + v * LANES, numbers.odd);
-}
-
-inline void store_pair(bf16* to, int v, Pair numbers) {
-  Bits pairs = to_pairs(numbers);
-  std::memcpy(to + 2 * v * LANES, &pairs, sizeof pairs);
-}
-
-template <class Format, class T>
+template <class Format>
 class QuantisedWeight {
  public:
-  using X = T;
-  static constexpr bool SCALED = true, HAS_OFFSETS = Format::HAS_OFFSETS, IN_PLACE = false;
-
   explicit QuantisedWeight(const QuantisedMatmulArguments& a)
-      : codes_(reinterpret_cast<const char*>(a.codes)), scales_(a.scales), in_(a.in), group_(a.group) {}
+      : codes_(a.codes), scales_(a.scales), in_(a.in), filled_((a.in + UNIT - 1) / UNIT * UNIT), group_(a.group),
+        num_groups_((a.in + a.group - 1) / a.group) {}
 
   int64_t in() const { return in_; }
-  int64_t group() const { return group_; }
-  static int64_t bytes(int64_t inputs) { return Format::bytes(inputs); }
-  const char* at(int64_t tile, int64_t vector, int64_t first) const {
-    return codes_ + bytes(tile * in_ + first) + vector * LANES;
-  }
-  const float* scales(int64_t tile, int64_t first) const {
-    return scales_ + (tile * ((in_ + group_ - 1) / group_) + first / group_) * TILE;
-  }
+  int64_t filled() const { return filled_; }
 
-  static Floats added(Floats sum, Floats part, const float* scales, int v, float x_sum) {
-    return Format::added(sum, part, scales + v * LANES, x_sum);
-  }
-
-  template <int R, int V>
-  static void multiply(
-      const char* from, const Operand<T>* x, int64_t x_stride, int64_t inputs, Floats (&part)[R][V]) {
-    for (int64_t pair = 0; pair < inputs / 2; pair++) {
-      fetch(from, pair);
-      Pair w[V];
-      for (int v = 0; v < V; v++) w[v] = Format::numbers(from, pair, v);
-      add_products(w, x + 2 * pair, x_stride, part);
+  // Calls f with each piece in turn.
+  template <class F>
+  void for_pieces(F f) const {
+    int64_t number = 0;
+    for (int64_t first = 0, group = 0; first < filled_; group++) {
+      int64_t end = std::min((group + 1) * group_, filled_);
+      for (; first < end; first += PIECE) f(Piece{number++, first, std::min(PIECE, end - first), group});
+      first = end;
     }
   }
 
-  template <int V>
-  const Operand<T>* numbers(const char* from, int64_t inputs, Room<Operand<T>>& room) const {
-    Operand<T>* to = room.of(inputs * TILE);
-    for (int64_t pair = 0; pair < inputs / 2; pair++)
-      for (int v = 0; v < V; v++) store_pair(to + 2 * pair * TILE, v, Format::numbers(from, pair, v));
-    return to;
+  int64_t num_pieces() const {
+    int64_t count = 0;
+    for_pieces([&](const Piece&) { count++; });
+    return count;
   }
 
   template <int V>
-  const bf16* bfloat16s(Columns<V> columns, int64_t first, int64_t inputs, Room<bf16>& room) const {
-    bf16 *to = room.of(inputs * TILE), *at_pair = to;
-    for (int64_t i = first, end; i < first + inputs; i = end) {
-      end = std::min(first + inputs, (i / group_ + 1) * group_);
-      const float* scales = this->scales(columns.tile, i) + columns.vector * LANES;
-      Floats of_group[V];
-      for (int v = 0; v < V; v++) of_group[v] = load(scales + v * LANES);
-      const char* from = at(columns.tile, columns.vector, i);
-      for (int64_t pair = 0; pair < (end - i) / 2; pair++, at_pair += 2 * TILE) {
-        fetch(from, pair);
-        for (int v = 0; v < V; v++) {
-          Bits pairs = to_rounded_pairs(Format::scaled(Format::numbers(from, pair, v), of_group[v]));
-          std::memcpy(at_pair + 2 * v * LANES, &pairs, sizeof pairs);
-        }
-      }
-    }
-    return to;
+  const uint32_t* codes(Columns<V> columns, const Piece& piece) const {
+    return codes_ + (columns.tile * filled_ + piece.first) / Format::INPUTS * TILE + columns.vector * LANES;
+  }
+  template <int V>
+  const float* scales(Columns<V> columns, const Piece& piece) const {
+    return scales_ + (columns.tile * num_groups_ + piece.group) * TILE + columns.vector * LANES;
   }
 
  private:
-  static constexpr int64_t AHEAD = 2048;  // bytes
-
-  static void fetch(const char* from, int64_t pair) {
-    for (int64_t byte = 0; byte < bytes(2); byte += 64) fetch_line(from + bytes(2 * pair) + AHEAD + byte);
-  }
-
-  const char* codes_;
+  const uint32_t* codes_;
   const float* scales_;
-  int64_t in_, group_;
+  int64_t in_, filled_, group_, num_groups_;
 };
 
-template <class Format, class X, class Y>
-void run(const QuantisedMatmulArguments& a, const Step& step, const Team& team) {
-  const X* x = static_cast<const X*>(a.x);
-  multiply_rows<Y>(QuantisedWeight<Format, X>(a), x, a.x_stride, step.num_rows(a.rows), a.output, team);
+// A row's piece as whole numbers; `inputs` is what there is of it in x, and what fills it up is 0. Where a number is not finite
+// the scale is NaN, and with it all that the row makes.
+template <class T>
+void round_piece(const T* x, int64_t inputs, const Piece& piece, int64_t row, const RoundedRows& rows) {
+  constexpr float MOST = 32767.0f;
+  Floats top{}, zeros{};
+  for (int64_t i = 0; i < inputs; i += LANES) {
+    Floats number = load_within(x, i, inputs);
+    top = larger(top, (Floats)((Bits)number & 0x7fffffffu));
+    zeros += number * 0.0f;
+  }
+  float largest = max_of(top);
+  bool finite = sum_of(zeros) == 0.0f;
+  Floats factor = splat(finite && largest > 0.0f ? MOST / largest : 0.0f);
+  Ints sum{};
+  int16_t* to = rows.x + row * rows.stride + piece.first;
+  for (int64_t i = 0; i < piece.inputs; i += LANES) {
+    Floats number = finite ? load_within(x, i, inputs) * factor : Floats{};
+    Ints whole = nearest(number);
+    sum += whole;
+    store_shorts(to + i, whole);
+  }
+  int32_t total = 0;
+  for (int i = 0; i < LANES; i++) total += sum[i];
+  int64_t at = row * rows.num_pieces + piece.number;
+  rows.scales[at] = finite ? largest / MOST : NAN;
+  rows.sums[at] = total;
+  rows.scaled_sums[at] = float(total) * rows.scales[at];
+}
+
+// Rows of one thread, kept from call to call.
+struct Rooms {
+  Room<int16_t> x;
+  Room<float> scales, scaled_sums;
+  Room<int32_t> sums;
+};
+
+template <class Weight, class T>
+RoundedRows rounded(const Weight& weight, const T* x, int64_t x_stride, Range rows, Rooms& rooms) {
+  int64_t count = rows.size(), num_pieces = weight.num_pieces();
+  RoundedRows all{rows.begin, count, weight.filled(), num_pieces,
+                  rooms.x.of(count * weight.filled() + LANES),  // a piece is stored by whole registers
+                  rooms.scales.of(count * num_pieces), rooms.sums.of(count * num_pieces),
+                  rooms.scaled_sums.of(count * num_pieces)};
+  for (int64_t row = 0; row < count; row++)
+    weight.for_pieces([&](const Piece& piece) {
+      const T* from = x + (rows.begin + row) * x_stride + piece.first;
+      round_piece(from, std::min(piece.inputs, weight.in() - piece.first), piece, row, all);
+    });
+  return all;
+}
+
+// parts[r] += x[r] times V registers of each of `inputs` inputs' codes.  FETCH: has what lies further on fetched.
+template <class Format, bool FETCH, int R, int V>
+inline void multiply(const uint32_t* codes, const int16_t* x, int64_t x_stride, int64_t inputs, Ints (&parts)[R][V]) {
+  constexpr int64_t AHEAD = 4096;  // bytes
+  for (int64_t i = 0; i < inputs; i += Format::INPUTS, codes += TILE) {
+    for (int v = 0; FETCH && v < V; v++) fetch_line(reinterpret_cast<const char*>(codes + v * LANES) + AHEAD);
+    for (int k = 0; k < Format::INPUTS / 2; k++) {
+      Bits w[V];
+      for (int v = 0; v < V; v++) w[v] = Format::pairs(load_as<Bits>(codes + v * LANES), k);
+      for (int r = 0; r < R; r++) {
+        uint32_t pair;
+        std::memcpy(&pair, x + r * x_stride + i + 2 * k, 4);
+        for (int v = 0; v < V; v++) parts[r][v] = add_whole_products(parts[r][v], w[v], pair);
+      }
+    }
+  }
+}
+
+// What a piece adds to R rows: calls add(r, v, f), where f makes of a sum in float32 the sum with the piece.
+template <class Format, bool FETCH, int R, int V, class Add>
+inline void add_piece(
+    const QuantisedWeight<Format>& weight, Columns<V> columns, const Piece& piece, const RoundedRows& rows, int64_t row,
+    Add add) {
+  Ints parts[R][V];
+  int64_t at = row * rows.num_pieces + piece.number;
+  for (int r = 0; r < R; r++)
+    for (int v = 0; v < V; v++) parts[r][v] = Ints{} - Format::ZERO * rows.sums[at + r * rows.num_pieces];
+  const int16_t* x = rows.x + row * rows.stride + piece.first;
+  multiply<Format, FETCH>(weight.codes(columns, piece), x, rows.stride, piece.inputs, parts);
+  const float* from = weight.scales(columns, piece);
+  if (FETCH) fetch_line(from + 4 * TILE);
+  Scales scales[V];
+  for (int v = 0; v < V; v++) scales[v] = Format::scales(from + v * LANES);
+  for (int r = 0; r < R; r++, at += rows.num_pieces) {
+    float x_scale = rows.scales[at], x_sum = rows.scaled_sums[at];
+    for (int v = 0; v < V; v++) {
+      Floats part = __builtin_convertvector(parts[r][v], Floats) * x_scale;
+      add(r, v, [&](Floats sum) {
+        sum += part * scales[v].scale;
+        return Format::HAS_OFFSETS ? sum + scales[v].offset * x_sum : sum;
+      });
+    }
+  }
+}
+
+// At most ROWS rows.
+template <class Y, class Format, int V>
+void multiply_few(
+    const QuantisedWeight<Format>& weight, Columns<V> columns, const RoundedRows& rows, const Output& output) {
+  for_groups_of_rows(rows.count, [&](auto count, int64_t row) {
+    constexpr int R = count;
+    Floats sums[R][V]{};
+    weight.for_pieces([&](const Piece& piece) {
+      add_piece<Format, true, R>(weight, columns, piece, rows, row, [&](int r, int v, auto added) {
+        sums[r][v] = added(sums[r][v]);
+      });
+    });
+    for (int r = 0; r < R; r++) finish<Y, V>(output, sums[r], columns.tile, columns.vector, rows.first + row + r);
+  });
+}
+
+// A piece of the weight is read from memory once, and multiplied with all rows.
+template <class Y, class Format, int V>
+void multiply_many(
+    const QuantisedWeight<Format>& weight, Columns<V> columns, const RoundedRows& rows, const Output& output) {
+  static thread_local Room<float> room;
+  float* sums = room.of(rows.count * V * LANES);  // [rows][V][LANES]
+  std::fill_n(sums, rows.count * V * LANES, 0.0f);
+  weight.for_pieces([&](const Piece& piece) {
+    for_groups_of_rows(rows.count, [&](auto count, int64_t row) {
+      constexpr int R = count;
+      auto add = [&](int r, int v, auto added) {
+        float* sum = sums + ((row + r) * V + v) * LANES;
+        store(sum, added(load(sum)));
+      };
+      row ? add_piece<Format, false, R>(weight, columns, piece, rows, row, add)
+          : add_piece<Format, true, R>(weight, columns, piece, rows, row, add);
+    });
+  });
+  for (int64_t row = 0; row < rows.count; row++) {
+    Floats of_row[V];
+    for (int v = 0; v < V; v++) of_row[v] = load(sums + (row * V + v) * LANES);
+    finish<Y, V>(output, of_row, columns.tile, columns.vector, rows.first + row);
+  }
+}
+
+template <class Y, class T, class Format>
+void multiply_all(const QuantisedMatmulArguments& a, int64_t num_rows, const Team& team) {
+  constexpr int64_t CACHE = 256 << 10;  // bytes of rows that are multiplied at a time
+  static thread_local Rooms rooms;
+  QuantisedWeight<Format> weight(a);
+  int64_t most = std::max<int64_t>(8 * ROWS, CACHE / (weight.filled() * sizeof(int16_t)) / ROWS * ROWS);
+  for (int64_t row = 0; row < num_rows; row += most) {
+    if (row) team.sync();
+    Range range{row, std::min(row + most, num_rows)};
+    RoundedRows rows = rounded(weight, static_cast<const T*>(a.x), a.x_stride, range, rooms);
+    for_columns(a.output, team, [&](auto columns) {
+      rows.count <= ROWS ? multiply_few<Y>(weight, columns, rows, a.output)
+                         : multiply_many<Y>(weight, columns, rows, a.output);
+    });
+  }
 }
 
 template <class Format>
 void run_as(const QuantisedMatmulArguments& a, const Step& step, const Team& team) {
-  if (a.dtype == FLOAT32) run<Format, float, float>(a, step, team);
-  else if (a.output.wide) run<Format, bf16, float>(a, step, team);
-  else run<Format, bf16, bf16>(a, step, team);
+  int64_t num_rows = step.num_rows(a.rows);
+  if (a.dtype == FLOAT32) multiply_all<float, float, Format>(a, num_rows, team);
+  else if (a.output.wide) multiply_all<float, bf16, Format>(a, num_rows, team);
+  else multiply_all<bf16, bf16, Format>(a, num_rows, team);
 }
 
 }  // namespace

@@ -10,6 +10,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace nereid {
@@ -179,6 +181,44 @@ inline Floats add_pair_products(Floats sum, Bits w, Bits x) {
 #else
   sum += (Floats)(w << 16) * (Floats)(x << 16);
   return sum + (Floats)(w & 0xffff0000u) * (Floats)(x & 0xffff0000u);
+#endif
+}
+
+// To the nearest whole number, ties to even; for numbers that 32 bits hold.
+inline Ints nearest(Floats x) {
+#if defined(__AVX512F__)
+  return (Ints)_mm512_maskz_cvtps_epi32(0xffff, (__m512)x);
+#elif defined(__AVX2__)
+  return (Ints)_mm256_cvtps_epi32((__m256)x);
+#elif defined(__x86_64__)
+  return (Ints)_mm_cvtps_epi32((__m128)x);
+#else
+  return (Ints)vcvtnq_s32_f32((float32x4_t)x);
+#endif
+}
+
+// The lower halves of whole numbers.
+inline void store_shorts(int16_t* to, Ints x) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)x));
+#else
+  for (int i = 0; i < LANES; i++) to[i] = int16_t(x[i]);
+#endif
+}
+
+// sum + w[2i] * x[0] + w[2i + 1] * x[1] in each lane i, for pairs w and x of whole numbers of 16 bits.
+inline Ints add_whole_products(Ints sum, Bits w, uint32_t x) {
+#if defined(__AVX512VNNI__)
+  return (Ints)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)w, _mm512_set1_epi32(int(x)));
+#elif defined(__AVX512BW__)
+  return sum + (Ints)_mm512_madd_epi16((__m512i)w, _mm512_set1_epi32(int(x)));
+#elif defined(__AVX2__)
+  return sum + (Ints)_mm256_madd_epi16((__m256i)w, _mm256_set1_epi32(int(x)));
+#elif defined(__x86_64__)
+  return sum + (Ints)_mm_madd_epi16((__m128i)w, _mm_set1_epi32(int(x)));
+#else
+  sum += ((Ints)(w << 16) >> 16) * int32_t(int16_t(x));
+  return sum + ((Ints)w >> 16) * int32_t(int16_t(x >> 16));
 #endif
 }
 

@@ -15,34 +15,16 @@ using Sums = Floats[VECTORS];
 
 constexpr int64_t PART = 64;  // inputs whose products are summed by themselves: a long sum loses what is added last
 
-// Sums that stay in registers while it lives, wherever they lie before and after: an array that is read by a variable
-// index later on is otherwise written to memory at each step of a product.
-template <int R, int V>
-struct InRegisters {
-  Floats of[R][V];
-  Floats (&home)[R][V];
-
-  explicit InRegisters(Floats (&sums)[R][V]) : home(sums) {
-    for (int r = 0; r < R; r++)
-      for (int v = 0; v < V; v++) of[r][v] = sums[r][v];
-  }
-  ~InRegisters() {
-    for (int r = 0; r < R; r++)
-      for (int v = 0; v < V; v++) home[r][v] = of[r][v];
-  }
-};
-
 // part[r] += x[r] times V registers of each of `in` inputs.  x: R rows, x_stride apart.  fetch(step): has memory
 // fetched that is wanted later; a step is an input of float32, a pair of bfloat16: 4 * TILE bytes of the tile.
 template <int R, int V, class Fetch>
 inline void multiply(
     const float* tile, const float* x, int64_t x_stride, int64_t in, Fetch fetch, Floats (&part)[R][V]) {
-  InRegisters<R, V> sums(part);
   for (int64_t i = 0; i < in; i++, tile += TILE) {
     fetch(i);
     for (int v = 0; v < V; v++) {
       Floats w = load(tile + v * LANES);
-      for (int r = 0; r < R; r++) sums.of[r][v] += w * x[r * x_stride + i];
+      for (int r = 0; r < R; r++) part[r][v] += w * x[r * x_stride + i];
     }
   }
 }
@@ -50,7 +32,6 @@ inline void multiply(
 template <int R, int V, class Fetch>
 inline void multiply(
     const bf16* tile, const bf16* x, int64_t x_stride, int64_t in, Fetch fetch, Floats (&part)[R][V]) {
-  InRegisters<R, V> sums(part);
   for (int64_t i = 0; i < in; i += 2, tile += 2 * TILE) {
     fetch(i / 2);
     Bits w[V];
@@ -58,7 +39,7 @@ inline void multiply(
     for (int r = 0; r < R; r++) {
       uint32_t pair;
       std::memcpy(&pair, x + r * x_stride + i, 4);
-      for (int v = 0; v < V; v++) sums.of[r][v] = add_pair_products(sums.of[r][v], w[v], pair);
+      for (int v = 0; v < V; v++) part[r][v] = add_pair_products(part[r][v], w[v], pair);
     }
   }
 }

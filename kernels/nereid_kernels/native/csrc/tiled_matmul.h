@@ -1,51 +1,35 @@
 // y = x times weight transposed, for weights packed in tiles of TILE output features, each in one piece, the last one
 // filled up with zeros: every weight is read from memory once for all rows of a block.
 //
-// Inputs are taken in pieces of at most PART, whose products are summed by themselves, scaled where the weight has
-// scales, and added up in order. So a row's bits depend on no other row, nor on how many there are, nor on which thread
-// computes them. Few rows are multiplied with a piece as it lies in memory. For more, a piece becomes numbers once, in
-// the nearest cache, and while they are multiplied with them the next piece is fetched from memory.
+// Inputs are taken in pieces of at most PART, whose products are summed by themselves, and added up in order. So a row's
+// bits depend on no other row, nor on how many there are, nor on which thread computes them. Few rows are multiplied with
+// a piece as it lies in memory. For more, a piece becomes numbers once, in the nearest cache, and while they are
+// multiplied with them the next piece is fetched from memory.
 //
 // A weight is a class with:
 //   X                        of x, float or bf16
-//   SCALED                   whether it has scales
-//   HAS_OFFSETS              whether a weight is a number times its scale and an offset: x's own sums are wanted then
-//   in(), group()            inputs of a row, and of a scale
+//   in()                     inputs of a row
 //   bytes(inputs)            of so many inputs of a tile
 //   at(tile, vector, first)  where those of input `first` begin, for the tile's registers from `vector` on
-//   scales(tile, first)      of the group that input `first` is in, one for each of the tile's columns
-//   added(sum, part, scales, v, x_sum)          sum and a piece's part, scaled by register v of `scales`
 //   multiply(from, x, x_stride, inputs, part)   as tile_product's, with a piece as it lies in memory
 //   numbers<V>(from, inputs, room)              a piece as numbers: [inputs][TILE], or in pairs, V registers of each
 #pragma once
 
-#include "epilogue.h"
+#include "columns.h"
 #include "room.h"
 
 namespace nereid {
 
-// Rows of x as what is multiplied.  first: the row of y that the first of them makes.  sums: [rows][pieces], of each
-// piece's inputs of x, where the weight has offsets.
+// Rows of x as what is multiplied.  first: the row of y that the first of them makes.
 template <class T>
 struct Block {
   const T* x;
   int64_t stride, first, count;
-  const float* sums = nullptr;
-  int64_t num_pieces = 0;
-
-  float sum(int64_t row, int64_t piece) const { return sums ? sums[row * num_pieces + piece] : 0.0f; }
-};
-
-// V registers of a tile, from register `vector` on.
-template <int V>
-struct Columns {
-  int64_t tile, vector;
 };
 
 struct Piece {
   const char* from;
-  const float* scales;
-  int64_t number, first, inputs;
+  int64_t first, inputs;
 };
 
 // What lies AHEAD bytes further on in a tile that is read as it lies there.
@@ -69,22 +53,10 @@ struct FetchNext {
   }
 };
 
-// Calls f(number, first input, inputs, first input of its group) for each piece.
-template <class Weight, class F>
-inline void for_cuts(const Weight& weight, F f) {
-  int64_t number = 0;
-  for (int64_t group = 0; group < weight.in(); group += weight.group()) {
-    int64_t end = std::min(group + weight.group(), weight.in());
-    for (int64_t first = group; first < end; first += PART) f(number++, first, std::min(PART, end - first), group);
-  }
-}
-
 template <class Weight, int V, class F>
 inline void for_pieces(const Weight& weight, Columns<V> columns, F f) {
-  for_cuts(weight, [&](int64_t number, int64_t first, int64_t inputs, int64_t group) {
-    const float* scales = Weight::SCALED ? weight.scales(columns.tile, group) + columns.vector * LANES : nullptr;
-    f(Piece{weight.at(columns.tile, columns.vector, first), scales, number, first, inputs});
-  });
+  for (int64_t first = 0; first < weight.in(); first += PART)
+    f(Piece{weight.at(columns.tile, columns.vector, first), first, std::min(PART, weight.in() - first)});
 }
 
 // At most ROWS rows.
@@ -97,11 +69,8 @@ void multiply_few(
     for_pieces(weight, columns, [&](const Piece& piece) {
       Floats part[R][V]{};
       Weight::multiply(piece.from, block.x + row * block.stride + piece.first, block.stride, piece.inputs, part);
-      for (int v = 0; v < V; v++) {
-        if (Weight::SCALED) fetch_line(piece.scales + v * LANES + 4 * TILE);
-        for (int r = 0; r < R; r++)
-          sums[r][v] = Weight::added(sums[r][v], part[r][v], piece.scales, v, block.sum(row + r, piece.number));
-      }
+      for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++) sums[r][v] += part[r][v];
     });
     for (int r = 0; r < R; r++) finish<Y, V>(output, sums[r], columns.tile, columns.vector, block.first + row + r);
   });
@@ -125,11 +94,8 @@ void multiply_many(
       multiply(numbers, block.x + row * block.stride + piece.first, block.stride, piece.inputs, fetch, part);
       if (ahead + fetch.bytes(piece.inputs) < end) ahead += fetch.bytes(piece.inputs);
       float* at = sums + row * V * LANES;
-      for (int r = 0; r < R; r++) {
-        float x_sum = block.sum(row + r, piece.number);
-        for (int v = 0; v < V; v++, at += LANES)
-          store(at, Weight::added(load(at), part[r][v], piece.scales, v, x_sum));
-      }
+      for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++, at += LANES) store(at, load(at) + part[r][v]);
     });
   });
   for (int64_t row = 0; row < block.count; row++) {
@@ -137,19 +103,6 @@ void multiply_many(
     for (int v = 0; v < V; v++) of_row[v] = load(sums + (row * V + v) * LANES);
     finish<Y, V>(output, of_row, columns.tile, columns.vector, block.first + row);
   }
-}
-
-// Calls f with the columns that one thread gets: threads share out halves of tiles, so that none has to do much more than
-// the others; but whole ones of a gated weight, whose gates and what they gate lie in the two halves.
-template <class F>
-void for_columns(const Output& output, const Team& team, F f) {
-  int64_t num_tiles = (output.out + TILE - 1) / TILE;
-  if (output.epilogue == GATED_SILU)
-    return team.for_ranges(num_tiles, 1, [&](Range range) { f(Columns<VECTORS>{range.begin, 0}); });
-  team.for_ranges(num_tiles * 2, 2, [&](Range range) {
-    range.size() == 2 ? f(Columns<VECTORS>{range.begin / 2, 0})
-                      : f(Columns<VECTORS / 2>{range.begin / 2, range.begin % 2 * (VECTORS / 2)});
-  });
 }
 
 // Rows of x as they are, or as wider numbers in `room`.
@@ -167,20 +120,6 @@ inline Block<float> operands(const bf16* x, int64_t x_stride, int64_t in, Range 
   return {wide, stride, rows.begin, count};
 }
 
-// [rows][pieces]: the sums of each piece's inputs, in their order by registers.
-template <class Weight, class T>
-const float* sums_of_pieces(const Weight& weight, const Block<T>& block, Room<float>& room) {
-  float *sums = room.of(block.count * block.num_pieces), *to = sums;
-  for (int64_t row = 0; row < block.count; row++)
-    for_cuts(weight, [&](int64_t, int64_t first, int64_t inputs, int64_t) {
-      const T* x = block.x + row * block.stride + first;
-      Floats sum{};
-      for (int64_t i = 0; i < inputs; i += LANES) sum += load_within(x, i, inputs);
-      *to++ = sum_of(sum);
-    });
-  return sums;
-}
-
 // x: [rows, x_stride].
 template <class Y, class Weight>
 void multiply_all(
@@ -193,11 +132,6 @@ void multiply_all(
   for (int64_t row = 0; row < rows; row += most) {
     if (row) team.sync();
     Block<T> block = operands(x, x_stride, weight.in(), Range{row, std::min(row + most, rows)}, room);
-    if constexpr (Weight::HAS_OFFSETS) {
-      static thread_local Room<float> sums_room;
-      for_cuts(weight, [&](int64_t number, auto...) { block.num_pieces = number + 1; });
-      block.sums = sums_of_pieces(weight, block, sums_room);
-    }
     for_columns(output, team, [&](auto columns) {
       block.count <= ROWS ? multiply_few<Y>(weight, columns, block, output)
                           : multiply_many<Y>(weight, columns, block, output);
