@@ -78,6 +78,16 @@ def test_a_rows_bits_depend_on_no_other_row(library: Library, dtype: torch.dtype
         assert torch.equal(y.memory[:count], together[first : first + count])
 
 
+def test_numbers_of_next_to_nothing_make_nothing(library: Library) -> None:
+    """Their scale's inverse is infinite."""
+    program = Program(library, torch.float32, 2, 1)
+    x = torch.cat((torch.full((2, 64), 1e-39), torch.randn(2, 64)), dim=1)
+    packed = pack_quantised(torch.randn(70, 128), library.tile, 4, 32)
+    y, alone = (program.matmul(filled(program, rows), packed) for rows in (x, x * (x.abs() > 1e-30)))
+    program.run(arrays(2))
+    assert torch.equal(y.memory, alone.memory)
+
+
 def test_groups_that_do_not_hold_whole_units_are_refused() -> None:
     with pytest.raises(ValueError, match="group: got 12; allowed: a multiple of 8"):
         pack_quantised(torch.randn(4, 24), 64, 8, 12)

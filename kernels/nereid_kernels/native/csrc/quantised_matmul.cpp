@@ -12,8 +12,8 @@
 
 namespace nereid {
 
-// x: [rows, x_stride] of dtype.  codes: [tiles, in / 4 or 8, TILE] of INT8 or INT4, `in` filled up to a multiple of 8: see
-// Codes.  scales: [tiles, groups, TILE]: float32, or of INT4 a scale's bfloat16 in the upper half of 4 bytes, and an
+// x: [rows, x_stride] of dtype.  codes: [tiles, in / 4 or 8, TILE] of INT8 or INT4, `in` filled up to a multiple of 8:
+// see Codes.  scales: [tiles, groups, TILE]: float32, or of INT4 a scale's bfloat16 in the upper half of 4 bytes, and an
 // offset's in the lower, which is added to all weights of the group; the last group may be smaller.  group: a multiple
 // of 8.
 struct QuantisedMatmulArguments {
@@ -115,11 +115,11 @@ class QuantisedWeight {
   int64_t in_, filled_, group_, num_groups_;
 };
 
-// A row's piece as whole numbers; `inputs` is what there is of it in x, and what fills it up is 0. Where a number is not finite
-// the scale is NaN, and with it all that the row makes.
+// A row's piece as whole numbers; `inputs` is what there is of it in x, and what fills it up is 0. Where a number is not
+// finite the scale is NaN, and with it all that the row makes. A piece of next to nothing is 0.
 template <class T>
 void round_piece(const T* x, int64_t inputs, const Piece& piece, int64_t row, const RoundedRows& rows) {
-  constexpr float MOST = 32767.0f;
+  constexpr float MOST = 32767.0f, NOTHING = 1e-30f;
   Floats top{}, zeros{};
   for (int64_t i = 0; i < inputs; i += LANES) {
     Floats number = load_within(x, i, inputs);
@@ -128,7 +128,7 @@ void round_piece(const T* x, int64_t inputs, const Piece& piece, int64_t row, co
   }
   float largest = max_of(top);
   bool finite = sum_of(zeros) == 0.0f;
-  Floats factor = splat(finite && largest > 0.0f ? MOST / largest : 0.0f);
+  Floats factor = splat(finite && largest > NOTHING ? MOST / largest : 0.0f);
   Ints sum{};
   int16_t* to = rows.x + row * rows.stride + piece.first;
   for (int64_t i = 0; i < piece.inputs; i += LANES) {
