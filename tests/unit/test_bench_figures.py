@@ -77,6 +77,11 @@ def test_prefill_computes_each_token_and_every_pair() -> None:
     assert work.bytes == 2200
 
 
+def test_arithmetic_bound_is_the_better_of_both_kinds_of_product() -> None:
+    assert Ceilings(2.0, 5.0, 3.0).machine == Machine(2.0, 5.0)
+    assert Ceilings(2.0, 3.0, 5.0).machine == Machine(2.0, 5.0)
+
+
 def test_floor_is_the_larger_of_reading_and_computing() -> None:
     machine = Machine(bandwidth=100.0, arithmetic=1000.0)
     assert Work(bytes=200, operations=500).floor_s(machine) == 2.0
